@@ -1,0 +1,67 @@
+"""The closure: a workflow with all that it reaches, each at a fixed version. Stored at publishing, read by run workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from pydantic import Field
+
+from agentmesh_dagster.records import Json
+from agentmesh_dagster.specs.base import SpecModel
+from agentmesh_dagster.specs.documents import AgentSpec, NetworkSpec, ToolSpec, WorkflowSpec
+
+
+class PinnedAgent(SpecModel):
+    version: int
+    document: AgentSpec
+
+
+class PinnedTool(SpecModel):
+    version: int
+    document: ToolSpec
+
+
+class PinnedWorkflow(SpecModel):
+    version: int
+    document: WorkflowSpec
+
+
+class PinnedNetwork(SpecModel):
+    version: int
+    document: NetworkSpec
+
+
+class Closure(SpecModel):
+    """The root (`kind`, `slug`) stands in the map of its own kind, beside what it reaches; keys are slugs."""
+
+    format: int = 1
+    kind: str
+    slug: str
+    agents: dict[str, PinnedAgent] = Field(default_factory=dict)
+    tools: dict[str, PinnedTool] = Field(default_factory=dict)
+    workflows: dict[str, PinnedWorkflow] = Field(default_factory=dict)
+    networks: dict[str, PinnedNetwork] = Field(default_factory=dict)
+
+    @property
+    def workflow(self) -> WorkflowSpec:
+        """The root, of a workflow's closure."""
+        return self.workflows[self.slug].document
+
+    def to_json(self) -> Json:
+        """The closure as JSON; `Closure.model_validate` reads it back."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {
+            "format": self.format,
+            "kind": self.kind,
+            "slug": self.slug,
+        }
+
+    def hash(self) -> str:
+        """SHA-256 (hex) over the canonical JSON: one definition hash for all that the run may reach."""
+        return content_hash(self.to_json())
+
+
+def content_hash(value: Json) -> str:
+    """SHA-256 (hex) over canonical JSON: keys sorted, no spaces."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

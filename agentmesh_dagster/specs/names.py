@@ -1,0 +1,18 @@
+"""How slugs and node ids become names in Dagster and in expressions."""
+
+from __future__ import annotations
+
+import keyword
+
+RESERVED_IN_DAGSTER = frozenset({"input", "output", "config", "context", "type", "meta", "dict", *keyword.kwlist})
+"""Words that Dagster refuses as the name of a job or an op."""
+
+
+def identifier(name: str) -> str:
+    """The name as Dagster and expressions see it: `refund-review` is `refund_review`."""
+    return name.replace("-", "_")
+
+
+def job_name(kind: str, slug: str) -> str:
+    """The Dagster job of a definition: a workflow's slug; other kinds carry their kind (`network__triage`)."""
+    return identifier(slug) if kind == "workflow" else f"{kind}__{identifier(slug)}"
