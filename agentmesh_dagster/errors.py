@@ -127,7 +127,9 @@ class ModelError(AgentMeshError):
         context: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
-            message, code=code, context={"provider": provider, "model": model, "retryable": retryable, **(context or {})}
+            message,
+            code=code,
+            context={"provider": provider, "model": model, "retryable": retryable, **(context or {})},
         )
         self.provider = provider
         self.model = model
@@ -157,6 +159,10 @@ class NodeTimeout(NodeError):
     """A node took longer than its `timeout_s`."""
 
     default_code = "timeout"
+
+    @property
+    def retryable(self) -> bool:
+        return True
 
 
 class RunRefused(AgentMeshError):

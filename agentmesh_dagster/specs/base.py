@@ -32,7 +32,9 @@ _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class SpecModel(BaseModel):
     """Base of all document models: frozen, unknown fields refused, no silent conversions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, populate_by_name=True, hide_input_in_errors=True
+    )
 
 
 @dataclass(frozen=True)

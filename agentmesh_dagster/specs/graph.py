@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
+from typing import Literal
 
 from agentmesh_dagster.specs.documents import EdgeSpec, NodeSpec
 
@@ -44,12 +45,18 @@ class Graph:
     @cached_property
     def incoming(self) -> dict[str, tuple[Edge, ...]]:
         """Edges into each node, in document order."""
-        return {name: tuple(e for e in self.edges if e.target == name) for name in self.nodes}
+        return self._grouped("target")
 
     @cached_property
     def outgoing(self) -> dict[str, tuple[Edge, ...]]:
         """Edges out of each node, in document order."""
-        return {name: tuple(e for e in self.edges if e.source == name) for name in self.nodes}
+        return self._grouped("source")
+
+    def _grouped(self, end: Literal["source", "target"]) -> dict[str, tuple[Edge, ...]]:
+        groups: dict[str, list[Edge]] = {name: [] for name in self.nodes}
+        for edge in self.edges:
+            groups[edge.source if end == "source" else edge.target].append(edge)
+        return {name: tuple(edges) for name, edges in groups.items()}
 
     @cached_property
     def order(self) -> tuple[str, ...]:

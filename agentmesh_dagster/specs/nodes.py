@@ -9,7 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from agentmesh_dagster.specs.base import Condition, Duration, OptionalJsonSchema, Reference, SpecModel, Template
+from agentmesh_dagster.specs.base import (
+    Condition,
+    Duration,
+    OptionalJsonSchema,
+    Reference,
+    SpecModel,
+    Template,
+)
 
 
 class NodeConfig(SpecModel):
@@ -29,7 +36,9 @@ class NodeConfig(SpecModel):
 
 def _has_expression(value: str) -> str:
     if "{{" not in value:
-        raise ValueError("a duration is a number of seconds or such as '30s', '5m', '2h', '3d', or an expression")
+        raise ValueError(
+            "a duration is a number of seconds or such as '30s', '5m', '2h', '3d', or an expression"
+        )
     return value
 
 

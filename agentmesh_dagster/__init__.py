@@ -1,0 +1,41 @@
+"""AgentMesh for Dagster: agent workflows, stored and versioned, compiled into Dagster jobs.
+
+The names here are what a code location needs. They are loaded at first use, so that importing the package is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.orchestration.code_location import build_code_location
+    from agentmesh_dagster.orchestration.executor import agentmesh_executor
+    from agentmesh_dagster.orchestration.host import AgentMesh
+    from agentmesh_dagster.orchestration.sensors import build_reconciler_sensor, build_run_status_sensors
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgentMesh",
+    "__version__",
+    "agentmesh_executor",
+    "build_code_location",
+    "build_reconciler_sensor",
+    "build_run_status_sensors",
+]
+
+_HOMES = {
+    "AgentMesh": "agentmesh_dagster.orchestration.host",
+    "agentmesh_executor": "agentmesh_dagster.orchestration.executor",
+    "build_code_location": "agentmesh_dagster.orchestration.code_location",
+    "build_reconciler_sensor": "agentmesh_dagster.orchestration.sensors",
+    "build_run_status_sensors": "agentmesh_dagster.orchestration.sensors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

@@ -1,0 +1,358 @@
+"""From files to published versions: reading, checking, storing, publishing, exporting. Nothing here runs a workflow."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentmesh_dagster.constants import GROUP_DEFINITIONS
+from agentmesh_dagster.errors import DefinitionError, DocumentInvalid
+from agentmesh_dagster.records import Definition, Json, Publication, Version
+from agentmesh_dagster.runtime.registry import node_configs
+from agentmesh_dagster.runtime.secrets import load_provider
+from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
+from agentmesh_dagster.specs.documents import Document, document_model
+from agentmesh_dagster.specs.loading import load_path
+from agentmesh_dagster.specs.problems import Problem
+from agentmesh_dagster.specs.resolve import PinnedDocument, resolve_closure
+from agentmesh_dagster.validation import CheckedSource, validate_document, validate_raw
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.store import Store
+
+# What is published first: a workflow's closure takes the versions that its agents and tools have then.
+_PUBLISHING_ORDER = ("tool", "agent", "workflow", "network")
+_REFERENCE_CODES = ("reference-missing", "reference-inactive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedDocument:
+    """A document of a file, with what is wrong with it."""
+
+    source: str
+    kind: str | None
+    slug: str | None
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the check of some files came to."""
+
+    documents: tuple[CheckedDocument, ...]
+
+    @property
+    def errors(self) -> list[tuple[str, Problem]]:
+        """Source and problem, of each error."""
+        return [(d.source, p) for d in self.documents for p in d.problems if p.severity == "error"]
+
+    @property
+    def warnings(self) -> list[tuple[str, Problem]]:
+        """Source and problem, of each warning."""
+        return [(d.source, p) for d in self.documents for p in d.problems if p.severity == "warning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A document that was stored."""
+
+    kind: str
+    slug: str
+    version: int
+    is_new: bool
+    """Whether this import made the version; an unchanged document keeps its newest."""
+    publication: Publication | None
+    warnings: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A version that is live."""
+
+    publication: Publication
+    warnings: tuple[Problem, ...]
+
+
+class StoreLibrary:
+    """The documents of a project: the published version of each, else its newest; of workflows the published alone."""
+
+    def __init__(self, store: Store, project: str) -> None:
+        self._store = store
+        self._project = project
+
+    def get(self, kind: str, slug: str, version: int | None) -> PinnedDocument | None:
+        """The document at that version, or at the one that is in use."""
+        found = self._definitions.get((kind, slug))
+        if found is None:
+            return None
+        in_use = found.published_version if kind == "workflow" else found.published_version or found.latest_version
+        number = version or in_use
+        if number is None or number > found.latest_version:
+            return None
+        stored = self._store.catalog.get_version(self._project, kind, slug, number)
+        return PinnedDocument(version=number, document=parse_stored(stored), is_active=found.is_active)
+
+    def names(self, kind: str) -> Sequence[str]:
+        """The slugs of a kind."""
+        return [slug for held, slug in self._definitions if held == kind]
+
+    @cached_property
+    def _definitions(self) -> dict[tuple[str, str], Definition]:
+        return {(d.kind, d.slug): d for d in self._store.catalog.list(self._project)}
+
+
+class Authoring:
+    """The documents of one project.
+
+    Args:
+        store: The database.
+        project: The project's slug.
+        actor: Who does it, for the audit.
+    """
+
+    def __init__(self, store: Store, project: str, *, actor: str) -> None:
+        self._store = store
+        self._project = project
+        self._actor = actor
+
+    def check(self, paths: Sequence[Path]) -> Report:
+        """All problems of the documents in files and folders, at once; nothing is written.
+
+        References to documents that are neither in the files nor stored are warnings: they block publishing alone.
+
+        Raises:
+            DefinitionError: A file cannot be read, or holds no document.
+        """
+        checked = self._check(paths, publish=False)
+        return Report(
+            documents=tuple(
+                CheckedDocument(
+                    source=source, kind=_word(found, "kind"), slug=_word(found, "slug"), problems=found.checked.problems
+                )
+                for source, found in checked
+            )
+        )
+
+    def import_paths(self, paths: Sequence[Path], *, publish: bool = False, message: str = "") -> tuple[Imported, ...]:
+        """Stores the documents in files and folders: all of them, or none.
+
+        Args:
+            paths: Files and folders; documents may refer to each other in any order.
+            publish: Whether their newest versions become live too.
+            message: For the versions and the publications.
+
+        Raises:
+            DefinitionError: A file cannot be read, or holds no document.
+            DocumentInvalid: Some document has errors; all errors of all documents are in it.
+            StoreError: The store refused; nothing was stored.
+        """
+        checked = self._check(paths, publish=publish)
+        errors = [{**p.to_json(), "source": s} for s, found in checked for p in found.checked.errors]
+        if errors:
+            raise DocumentInvalid(f"{_count(len(errors), 'problem')} found; nothing was stored", errors)
+        documents = [found.checked.document for _, found in checked if found.checked.document is not None]
+        before = {(d.kind, d.slug): d.latest_version for d in self._store.catalog.list(self._project)}
+        versions = self._store.catalog.save_many(
+            self._project,
+            [canonical(document, node_configs=node_configs()) for document in documents],
+            by=self._actor,
+            message=message,
+        )
+        live = self._publish_all(versions, message) if publish else {}
+        return tuple(
+            Imported(
+                kind=version.kind,
+                slug=version.slug,
+                version=version.number,
+                is_new=before.get((version.kind, version.slug), 0) < version.number,
+                publication=live.get((version.kind, version.slug)),
+                warnings=found.checked.warnings,
+            )
+            for version, (_, found) in zip(versions, checked, strict=True)
+        )
+
+    def publish(self, kind: str, slug: str, *, version: int | None = None, message: str = "") -> Published:
+        """Makes a version live, with the versions of all that it reaches.
+
+        Args:
+            kind: Of the definition.
+            slug: Of the definition.
+            version: Default: the newest.
+            message: For the log.
+
+        Raises:
+            NotFound: There is no such definition or version.
+            DocumentInvalid: What it refers to is missing, inactive, or contains it.
+        """
+        stored = self._store.catalog.get_version(self._project, kind, slug, version)
+        document = parse_stored(stored)
+        library = StoreLibrary(self._store, self._project)
+        checked = validate_document(
+            stored.document, node_configs=node_configs(), library=library, secrets_known=_secret_is_known
+        )
+        if checked.errors:
+            problems = [problem.to_json() for problem in checked.errors]
+            raise DocumentInvalid(f"{kind} {slug!r} cannot be published; nothing was changed", problems)
+        closure = resolve_closure(document, stored.number, library, node_configs=node_configs())
+        publication = self._store.publications.publish(
+            self._project, kind, slug, stored.number, closure, by=self._actor, message=message
+        )
+        return Published(publication=publication, warnings=checked.warnings)
+
+    def unpublish(self, kind: str, slug: str, *, message: str = "") -> Publication:
+        """Ends what is live under a slug; runs that have started go on.
+
+        Raises:
+            NotFound: There is no such definition.
+            StoreError: It is not published (code `not-published`).
+        """
+        return self._store.publications.unpublish(self._project, kind, slug, by=self._actor, message=message)
+
+    def export(
+        self, kind: str, slug: str, *, version: int | None = None, format: Literal["yaml", "json"] = "yaml"
+    ) -> str:
+        """A version in its canonical form: the same bytes from every database, and again after an import.
+
+        Raises:
+            NotFound: There is no such definition or version.
+        """
+        stored = self._store.catalog.get_version(self._project, kind, slug, version)
+        document = canonical(parse_stored(stored), node_configs=node_configs())
+        return dump_json(document) if format == "json" else dump_yaml(document)
+
+    def diff(self, kind: str, slug: str, first: int, second: int) -> str:
+        """A unified diff of two versions in canonical YAML; empty where they are equal.
+
+        Raises:
+            NotFound: There is no such definition or version.
+        """
+        texts = [self.export(kind, slug, version=number).splitlines(keepends=True) for number in (first, second)]
+        names = [f"{kind}/{slug} version {number}" for number in (first, second)]
+        return "".join(difflib.unified_diff(*texts, *names))
+
+    def sync_system(self) -> tuple[Imported, ...]:
+        """Stores and publishes the documents that installed packages supply, as `type: system`.
+
+        A package offers them under the entry-point group `agentmesh_dagster.definitions`: an entry point that is a
+        folder or file (`pathlib.Path`), or a function that gives one, or that gives a list of documents.
+
+        Raises:
+            DefinitionError: A package's documents cannot be loaded (code `bad-plugin`).
+            DocumentInvalid: They have errors.
+        """
+        points = tuple(entry_points(group=GROUP_DEFINITIONS))
+        raws = [raw for point in points for raw in _supplied(point)]
+        if not raws:
+            return ()
+        library = StoreLibrary(self._store, self._project)
+        found = validate_raw(raws, node_configs=node_configs(), library=library, secrets_known=_secret_is_known)
+        errors = [problem.to_json() for source in found for problem in source.checked.errors]
+        if errors:
+            names = ", ".join(repr(point.name) for point in points)
+            raise DocumentInvalid(f"documents supplied by the packages behind {names} have errors", errors)
+        before = {(d.kind, d.slug): d.latest_version for d in self._store.catalog.list(self._project)}
+        versions = self._store.catalog.save_many(
+            self._project,
+            [canonical(s.checked.document, node_configs=node_configs()) for s in found if s.checked.document],
+            by=self._actor,
+            type="system",
+        )
+        live = self._publish_all(versions, "")
+        return tuple(
+            Imported(
+                kind=version.kind,
+                slug=version.slug,
+                version=version.number,
+                is_new=before.get((version.kind, version.slug), 0) < version.number,
+                publication=live.get((version.kind, version.slug)),
+                warnings=(),
+            )
+            for version in versions
+        )
+
+    def _publish_all(self, versions: Sequence[Version], message: str) -> dict[tuple[str, str], Publication]:
+        ordered = sorted(versions, key=lambda version: _PUBLISHING_ORDER.index(version.kind))
+        return {
+            (v.kind, v.slug): self.publish(v.kind, v.slug, version=v.number, message=message).publication for v in ordered
+        }
+
+    def _check(self, paths: Sequence[Path], *, publish: bool) -> list[tuple[str, CheckedSource]]:
+        loaded = [document for path in paths for document in load_path(path)]
+        found = validate_raw(
+            [document.data for document in loaded],
+            node_configs=node_configs(),
+            library=StoreLibrary(self._store, self._project) if publish else None,
+            secrets_known=_secret_is_known,
+        )
+        if not publish:
+            found = self._with_reference_warnings(found)
+        return [(loaded[source.source].source, source) for source in found]
+
+    def _with_reference_warnings(self, found: list[CheckedSource]) -> list[CheckedSource]:
+        from agentmesh_dagster.specs.resolve import DocumentLibrary, check_references
+
+        beside = [source.checked.document for source in found if source.checked.document is not None]
+        library = DocumentLibrary(beside, StoreLibrary(self._store, self._project))
+
+        def warned(source: CheckedSource) -> CheckedSource:
+            document = source.checked.document
+            if document is None:
+                return source
+            more = tuple(
+                replace(problem, severity="warning") if problem.code in _REFERENCE_CODES else problem
+                for problem in check_references(document, library, node_configs=node_configs())
+            )
+            kept = None if any(problem.severity == "error" for problem in more) else document
+            problems = (*source.checked.problems, *more)
+            return replace(source, checked=replace(source.checked, document=kept, problems=problems))
+
+        return [warned(source) for source in found]
+
+
+def parse_stored(version: Version) -> Document:
+    """The model of a stored version.
+
+    Raises:
+        DefinitionError: A later or earlier release wrote it in a form that this one cannot read.
+    """
+    content: dict[str, Any] = dict(version.document)
+    try:
+        return document_model(version.kind).model_validate(content)
+    except ValueError as error:
+        raise DefinitionError(
+            f"version {version.number} of {version.kind} {version.slug!r} cannot be read by this release: {error}",
+            code="stored-document",
+        ) from error
+
+
+def _secret_is_known(name: str) -> bool:
+    return bool(load_provider().get(name))
+
+
+def _supplied(point: EntryPoint) -> list[Json]:
+    try:
+        value: Any = point.load()
+        value = value() if callable(value) else value
+    except Exception as error:
+        raise DefinitionError(
+            f"the documents of entry point {point.name!r} ({GROUP_DEFINITIONS}) cannot be loaded: "
+            f"{type(error).__name__}: {error}; mend or uninstall the package",
+            code="bad-plugin",
+        ) from error
+    if isinstance(value, Path):
+        return [document.data for document in load_path(value)]
+    return list(value)
+
+
+def _word(source: CheckedSource, key: str) -> str | None:
+    value = source.raw.get(key) if isinstance(source.raw, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

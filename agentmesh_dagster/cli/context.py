@@ -1,0 +1,142 @@
+"""What commands share: the project's folder and store, and how results are printed."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from agentmesh_dagster.constants import KINDS
+from agentmesh_dagster.records import Json
+from agentmesh_dagster.settings import database_url
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.authoring import Authoring
+    from agentmesh_dagster.store import Store
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+KIND = click.Choice(KINDS)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
+
+@dataclass(frozen=True)
+class CliContext:
+    """The project that a command works on."""
+
+    root: Path
+    project: str
+
+    def store(self) -> Store:
+        """The project's store; opened once per process.
+
+        Raises:
+            StoreError: The database cannot be reached, or its schema does not fit.
+        """
+        from agentmesh_dagster.store import open_store
+
+        context = click.get_current_context().find_root()
+        if "store" not in context.meta:
+            context.meta["store"] = context.with_resource(open_store(database_url(self.root)))
+        return context.meta["store"]
+
+    def authoring(self) -> Authoring:
+        """Reading, checking, storing and publishing documents, as this user."""
+        from agentmesh_dagster.authoring import Authoring
+
+        return Authoring(self.store(), self.project, actor=actor())
+
+
+pass_cli = click.make_pass_decorator(CliContext)
+
+
+def actor() -> str:
+    """Who runs the command, for the audit."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def print_json(value: Json) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=_jsonable))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+    """A table on a terminal; tab-separated lines into a pipe; `empty` where there are no rows."""
+    if not rows:
+        click.echo(empty, err=True)
+        return
+    if not click.get_text_stream("stdout").isatty():
+        click.echo("\t".join(columns))
+        for row in rows:
+            click.echo("\t".join(cell(value) for value in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell(value)) for value in row))
+    Console().print(table)
+
+
+def cell(value: object) -> str:
+    """A value as people read it: dates to the second, nothing as `-`."""
+    from datetime import datetime
+
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value) or "-"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - any value
+    return str(value)
+
+
+def _jsonable(value: object) -> Json:
+    from datetime import datetime
+
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def read_json_option(text: str | None, option: str) -> Json:
+    """A JSON option: the text itself, `@FILE`, or `-` for standard input; None stands for `{}`.
+
+    Raises:
+        click.BadParameter: No such file, or no JSON.
+    """
+    if text is None:
+        return {}
+    source = option
+    if text == "-":
+        text = click.get_text_stream("stdin").read()
+        source = "standard input"
+    elif text.startswith("@"):
+        source = text[1:]
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.BadParameter(f"cannot read {source!r}: {error}", param_hint=option) from None
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{source} holds no JSON: {error}", param_hint=option) from None
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")

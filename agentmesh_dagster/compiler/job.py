@@ -1,0 +1,139 @@
+"""A pinned workflow as a Dagster job. Pure: the same record gives the same job."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from agentmesh_dagster.compiler.config_types import construct_config_schema
+from agentmesh_dagster.compiler.ops import FINISH, build_finish_op, build_node_op, op_alias
+from agentmesh_dagster.compiler.ports import DONE, construct_ports
+from agentmesh_dagster.constants import ENV_CONSOLE_LEVEL, TAG_PROJECT, TAG_PUBLICATION
+from agentmesh_dagster.runtime.nodes.base import AnyNodeType
+from agentmesh_dagster.runtime.session import Pinned
+from agentmesh_dagster.specs.documents import WorkflowSettings
+from agentmesh_dagster.specs.graph import Graph
+from agentmesh_dagster.specs.names import job_name
+
+_PRIORITY_TAG = "dagster/priority"
+
+
+def build_job(
+    pinned: Pinned,
+    *,
+    node_types: Mapping[str, AnyNodeType],
+    resource: dg.ResourceDefinition,
+    executors: Mapping[str, dg.ExecutorDefinition],
+    name: str | None = None,
+    link: str | None = None,
+) -> dg.JobDefinition:
+    """The job of a published workflow.
+
+    Args:
+        pinned: The publication, frozen.
+        node_types: Node types by name.
+        resource: The resource `agentmesh` that its ops work with.
+        executors: Executors by the names of `settings.executor`; `default` is the code location's.
+        name: The job's name; default that of the slug.
+        link: A URL of the definition's source, shown on the job.
+    """
+    workflow = pinned.workflow
+    job = name or job_name(pinned.kind, pinned.slug)
+    return dg.JobDefinition(
+        name=job,
+        graph_def=construct_graph(pinned, job, node_types),
+        description=workflow.description or workflow.name or None,
+        config=dg.ConfigMapping(
+            config_schema=construct_config_schema(job, workflow.input_schema),
+            config_fn=_inner_config,
+        ),
+        resource_defs={"agentmesh": resource},
+        logger_defs={"console": dg.colored_console_logger},
+        executor_def=_executor(workflow.settings, executors),
+        tags=_definition_tags(pinned),
+        run_tags=_run_tags(pinned),
+        metadata=_metadata(pinned, link),
+    )
+
+
+def construct_graph(pinned: Pinned, job: str, node_types: Mapping[str, AnyNodeType]) -> dg.GraphDefinition:
+    """Ops joined by `Nothing` edges, and `agentmesh_finish` behind `start` and all sinks."""
+    graph = Graph.of(pinned.workflow.nodes, pinned.workflow.edges)
+    ports = {name: construct_ports(graph, name) for name in graph.nodes}
+    ops: list[dg.NodeDefinition] = []
+    wires: dict[dg.NodeInvocation, dict[str, dg.IDependencyDefinition]] = {}
+    for name, node in graph.nodes.items():
+        incoming = graph.incoming[name]
+        op = build_node_op(pinned, job, node, node_types[node.type], ports[name], bool(incoming))
+        ops.append(op)
+        sources = [
+            dg.DependencyDefinition(op_alias(source), port.name)
+            for source in dict.fromkeys(edge.source for edge in incoming)
+            for port in ports[source]
+            if any(edge.number in port.edges for edge in incoming)
+        ]
+        invocation = dg.NodeInvocation(op.name, alias=op_alias(name))
+        wires[invocation] = {"upstream": dg.MultiDependencyDefinition(sources)} if sources else {}  # pyright: ignore[reportArgumentType] - Dagster types the list invariantly
+    finish = build_finish_op(pinned, job)
+    ops.append(finish)
+    # `start` always yields its `done`, so that the fan-in runs when all sinks are decided, even if all are skipped.
+    ends = [graph.order[0], *(name for name in graph.sinks if name != graph.order[0])]
+    wires[dg.NodeInvocation(finish.name, alias=FINISH)] = {
+        "upstream": dg.MultiDependencyDefinition(
+            [dg.DependencyDefinition(op_alias(name), DONE) for name in ends]
+        )
+    }
+    return dg.GraphDefinition(
+        name=job, description=pinned.workflow.description or None, node_defs=ops, dependencies=wires
+    )
+
+
+def _inner_config(_config: Any) -> dict[str, Any]:
+    """Dagster's own run config: the ops read the launch config from the run, so that only the console is left.
+
+    Everything is in the event log anyway, and printing a line for each event costs time.
+    """
+    level = os.environ.get(ENV_CONSOLE_LEVEL) or "INFO"
+    return {"loggers": {"console": {"config": {"log_level": level}}}}
+
+
+def _executor(
+    settings: WorkflowSettings, executors: Mapping[str, dg.ExecutorDefinition]
+) -> dg.ExecutorDefinition:
+    executor = executors[settings.executor]
+    if settings.max_concurrent is None or settings.executor == "in_process":
+        return executor
+    return executor.configured({"max_concurrent": settings.max_concurrent}, name=executor.name)
+
+
+def _definition_tags(pinned: Pinned) -> dict[str, str]:
+    tags = {TAG_PROJECT: pinned.project}
+    if pinned.workflow.category:
+        tags["agentmesh/category"] = pinned.workflow.category
+    return tags
+
+
+def _run_tags(pinned: Pinned) -> dict[str, str]:
+    settings = pinned.workflow.settings
+    tags = {**settings.tags, TAG_PROJECT: pinned.project, TAG_PUBLICATION: str(pinned.publication)}
+    if settings.priority is not None:
+        tags[_PRIORITY_TAG] = str(settings.priority)
+    return tags
+
+
+def _metadata(pinned: Pinned, link: str | None) -> dict[str, Any]:
+    document = pinned.workflow.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    metadata: dict[str, Any] = {
+        "agentmesh/version": pinned.version,
+        "agentmesh/publication": pinned.publication,
+        "agentmesh/definition_hash": pinned.definition_hash,
+        "agentmesh/definition": dg.MetadataValue.json(json.loads(json.dumps(document))),
+        "agentmesh/input_schema": dg.MetadataValue.json(pinned.workflow.input_schema),
+    }
+    if link is not None:
+        metadata["agentmesh/source"] = dg.MetadataValue.url(link)
+    return metadata

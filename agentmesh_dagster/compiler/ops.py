@@ -1,0 +1,186 @@
+"""A node as a Dagster op: asks the runtime, and tells Dagster which ways out are live.
+
+Data goes through the journal and not through Dagster: ins and outs are of type `Nothing`.
+"""
+
+# No `from __future__ import annotations` here: Dagster looks at the annotation of `context` itself, and refuses a text.
+
+import json
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import dagster as dg
+
+from agentmesh_dagster.compiler.ports import Port
+from agentmesh_dagster.records import Json, RunStatus, Step
+from agentmesh_dagster.runtime.finish import RunEnd, finish_run
+from agentmesh_dagster.runtime.nodes.base import AnyNodeType, Say
+from agentmesh_dagster.runtime.run_node import NodeOutcome, run_node
+from agentmesh_dagster.runtime.session import Pinned, RunSession
+from agentmesh_dagster.specs.closure import Closure
+from agentmesh_dagster.specs.documents import NodeSpec
+from agentmesh_dagster.specs.nodes import AgentConfig, ToolConfig
+
+RESOURCE_KEY = "agentmesh"
+FINISH = "agentmesh_finish"
+PREVIEW_CHARS = 2_000
+"""How much of an output stands in Dagster's metadata; all of it is in the journal."""
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """What an op needs of its process; the resource `agentmesh` is one."""
+
+    def work(
+        self,
+        context: dg.OpExecutionContext,
+        pinned: Pinned,
+        body: Callable[[RunSession, Say], Coroutine[Any, Any, T]],
+    ) -> T:
+        """Runs a body on the process's loop with the session of the op's Dagster run, and returns what it returns.
+
+        Raises:
+            dagster.Failure: The body failed. The run is `failed` then.
+        """
+        ...
+
+
+def build_node_op(
+    pinned: Pinned,
+    job: str,
+    node: NodeSpec,
+    node_type: AnyNodeType,
+    ports: tuple[Port, ...],
+    has_upstream: bool,
+) -> dg.OpDefinition:
+    """The op of a node, defined as `<job>__<node>` and invoked under the node's own name."""
+
+    def compute(context: dg.OpExecutionContext, _inputs: Any) -> Iterator[dg.Output[None]]:
+        host: Host = context.resources.agentmesh
+
+        def body(session: RunSession, say: Say) -> Coroutine[Any, Any, NodeOutcome]:
+            return run_node(session, session.scope, node.id, say)
+
+        outcome = host.work(context, pinned, body)
+        metadata = output_metadata(outcome)
+        for port in ports:
+            if outcome.row is not None and port.is_live(outcome.live_edges):
+                yield dg.Output(None, port.name, metadata=metadata)
+
+    config = node_type.parse(node)
+    return dg.OpDefinition(
+        compute_fn=compute,
+        name=f"{job}__{op_alias(node.id)}",
+        description=node.description or node_type.describe(config) or None,
+        ins={"upstream": dg.In(dg.Nothing)} if has_upstream else {},
+        outs={p.name: dg.Out(dg.Nothing, is_required=False, description=p.description) for p in ports},
+        tags=construct_op_tags(pinned.closure, node_type, config),
+        pool=construct_pool(pinned.closure, config),
+        required_resource_keys={RESOURCE_KEY},
+    )
+
+
+def build_finish_op(pinned: Pinned, job: str) -> dg.OpDefinition:
+    """The hidden op behind `start` and all sinks, which decides how the run ended."""
+
+    def compute(context: dg.OpExecutionContext, _inputs: Any) -> Iterator[dg.Output[None]]:
+        host: Host = context.resources.agentmesh
+
+        def body(session: RunSession, _say: Say) -> Coroutine[Any, Any, RunEnd]:
+            return finish_run(session)
+
+        end = host.work(context, pinned, body)
+        if end.status is RunStatus.FAILED:
+            raise dg.Failure(
+                description=end.error["message"], metadata={"code": end.error["code"]}, allow_retries=False
+            )
+        yield dg.Output(None, "done", metadata={"output": preview(end.output)})
+
+    return dg.OpDefinition(
+        compute_fn=compute,
+        name=f"{job}__{FINISH}",
+        description="Decides how the run ended, from the journal.",
+        ins={"upstream": dg.In(dg.Nothing)},
+        outs={"done": dg.Out(dg.Nothing)},
+        required_resource_keys={RESOURCE_KEY},
+    )
+
+
+def op_alias(node_id: str) -> str:
+    """The op's name inside the job: Dagster takes no `-`."""
+    return node_id.replace("-", "_")
+
+
+def op_names(pinned: Pinned) -> frozenset[str]:
+    """The step keys of the job of a workflow."""
+    return frozenset([*(op_alias(node.id) for node in pinned.workflow.nodes), FINISH])
+
+
+def construct_op_tags(closure: Closure, node_type: AnyNodeType, config: object) -> dict[str, str]:
+    """Kinds, and the model."""
+    kinds = list(node_type.kinds)
+    tags: dict[str, str] = {}
+    if isinstance(config, AgentConfig):
+        tags["agentmesh/model"] = _models(closure, config)[0]
+    if isinstance(config, ToolConfig):
+        kinds.append(closure.tools[config.tool.split("@")[0]].document.type)
+    return {**tags, **{f"dagster/kind/{kind}": "" for kind in kinds}}
+
+
+def construct_pool(closure: Closure, config: object) -> str | None:
+    """Agents share a pool per model provider (`llm_openai`); it bounds nothing until somebody gives it slots."""
+    if not isinstance(config, AgentConfig):
+        return None
+    provider = (
+        _models(closure, config)[0].partition("/")[0] if "/" in _models(closure, config)[0] else "openai"
+    )
+    return "llm_" + "".join(c if c.isalnum() else "_" for c in provider)
+
+
+def _models(closure: Closure, config: AgentConfig) -> tuple[str, ...]:
+    if config.model is not None:
+        return (config.model,) if isinstance(config.model, str) else tuple(config.model)
+    return closure.agents[config.agent.split("@")[0]].document.models
+
+
+def output_metadata(outcome: NodeOutcome) -> Mapping[str, Any]:
+    """What a person sees of a node's output on the run page."""
+    row = outcome.row
+    if row is None:
+        return {}
+    metadata: dict[str, Any] = {"status": row.status.value, "output": preview(row.output)}
+    if row.error is not None:
+        metadata["error"] = row.error["message"][:PREVIEW_CHARS]
+    if row.routing_decision and row.routing_decision["handles"]:
+        metadata["handles"] = ", ".join(row.routing_decision["handles"])
+    if outcome.replayed:
+        metadata["replayed"] = True
+    return metadata | usage_metadata(row)
+
+
+def usage_metadata(row: Step) -> dict[str, Any]:
+    """Tokens and cost of an agent's output."""
+    usage: Any = (
+        row.output.get("usage") if isinstance(row.output, dict) and row.node_type == "agent" else None
+    )
+    if not isinstance(usage, dict):
+        return {}
+    return {
+        "input_tokens": usage["input_tokens"],
+        "output_tokens": usage["output_tokens"],
+        "cost_usd": float(usage["cost_usd"]),
+        "model": str(usage["model"]),
+    }
+
+
+def preview(value: Json) -> dg.MetadataValue[Any]:
+    """An output for people, bounded."""
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) > PREVIEW_CHARS:
+        return dg.MetadataValue.text(
+            f"{text[:PREVIEW_CHARS]}... ({len(text)} characters; all of it is in the journal)"
+        )
+    if isinstance(value, dict | list):
+        return dg.MetadataValue.json(value)
+    return dg.MetadataValue.text(value if isinstance(value, str) else text)

@@ -1,0 +1,268 @@
+"""The process's side of AgentMesh: the store, the environment, the sessions of its runs. The resource `agentmesh`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import dagster as dg
+
+from agentmesh_dagster.clock import SystemClock
+from agentmesh_dagster.compiler.ops import op_names
+from agentmesh_dagster.constants import TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
+from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.records import Json, RunSource, RunStatus
+from agentmesh_dagster.runtime.environment import Environment
+from agentmesh_dagster.runtime.journalled import error_json
+from agentmesh_dagster.runtime.loop import run_on_loop
+from agentmesh_dagster.runtime.nodes.base import Say
+from agentmesh_dagster.runtime.session import Launch, Pinned, RunSession, open_session
+from agentmesh_dagster.settings import database_url, project_root, project_slug
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.store import Store
+
+T = TypeVar("T")
+
+_TAG_RESUME_RETRY = "dagster/is_resume_retry"
+_TAG_RETRY_NUMBER = "dagster/retry_number"
+_SOURCES_BY_TAG = {
+    "dagster/backfill": RunSource.BATCH,
+    "dagster/schedule_name": RunSource.SCHEDULE,
+    "dagster/sensor_name": RunSource.TRIGGER,
+    "dagster/from_ui": RunSource.UI,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentMesh:
+    """How a process works on AgentMesh runs: which database, which project, which functions may be called.
+
+    Equal records share one store and one environment per process.
+    """
+
+    database_url: str
+    """A SQLAlchemy URL; `sqlite:///path` or `postgresql://...`."""
+    project: str = "default"
+    function_modules: tuple[str, ...] = ()
+    """Modules whose functions `code` nodes and `function` tools may call, besides `AGENTMESH_FUNCTION_MODULES`."""
+    lease_s: float = 60.0
+    """How long a run's lease lasts unrenewed; a killed worker's run is found out after that."""
+
+    @staticmethod
+    def of_project(start: Path | None = None, *, function_modules: tuple[str, ...] = ()) -> AgentMesh:
+        """The one that the environment and the project's folder name.
+
+        Args:
+            start: A folder of the project; default the working directory.
+            function_modules: See the field.
+        """
+        root = project_root(start)
+        return AgentMesh(
+            database_url=database_url(root), project=project_slug(), function_modules=function_modules
+        )
+
+    def store(self) -> Store:
+        """The process's store of this database, opened at the first call.
+
+        Raises:
+            StoreError: The database cannot be reached, or its schema does not fit.
+        """
+        return _store(self.database_url)
+
+    def host(self) -> Host:
+        """The process's host."""
+        return _host(self)
+
+    def resource(self) -> dg.ResourceDefinition:
+        """The Dagster resource `agentmesh` of the compiled jobs."""
+
+        def agentmesh(context: dg.InitResourceContext) -> Iterator[Host]:
+            host = self.host()
+            try:
+                yield host
+            finally:
+                if context.run_id is not None:
+                    host.close(context.run_id)
+
+        return dg.ResourceDefinition(
+            resource_fn=agentmesh, description="The AgentMesh journal and model client."
+        )
+
+
+@cache
+def _store(url: str) -> Store:
+    from agentmesh_dagster.store import open_store
+
+    return open_store(url)
+
+
+@cache
+def _host(agentmesh: AgentMesh) -> Host:
+    return Host(agentmesh)
+
+
+def _forget_connections() -> None:
+    _store.cache_clear()
+    _host.cache_clear()
+
+
+# A forked child may use neither the parent's connections nor its threads.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_connections)
+
+
+class Host:
+    """Runs op bodies: opens one session per Dagster run, hands bodies to the loop, turns errors into failures."""
+
+    def __init__(self, agentmesh: AgentMesh) -> None:
+        self.agentmesh = agentmesh
+        self.environment = build_environment(agentmesh)
+        self._sessions: dict[str, asyncio.Task[RunSession]] = {}
+        self._log_thread = ThreadPoolExecutor(1, thread_name_prefix="agentmesh-log")
+
+    def work(
+        self,
+        context: dg.OpExecutionContext,
+        pinned: Pinned,
+        body: Callable[[RunSession, Say], Coroutine[Any, Any, T]],
+    ) -> T:
+        """See `compiler.ops.Host`."""
+        log = _StepLog(context.log, self._log_thread)
+        try:
+            return run_on_loop(self._work(context, pinned, body, log.say))
+        except Exception as error:
+            problem = self.environment.secrets.redact(error_json(error))
+            metadata: dict[str, Any] = {"code": problem["code"], "error": dg.MetadataValue.json(problem)}
+            if problem["code"] == "unexpected":
+                shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+                metadata["traceback"] = dg.MetadataValue.text(self.environment.secrets.redact(shown))
+            # From None: the chained error could carry what was just taken out.
+            raise dg.Failure(description=problem["message"], metadata=metadata, allow_retries=False) from None
+        finally:
+            log.flush()
+
+    def close(self, dagster_run_id: str) -> None:
+        """Ends the session of a Dagster run, if there is one, and gives the run's lease back."""
+        run_on_loop(self._close(dagster_run_id))
+
+    async def _work(
+        self,
+        context: dg.OpExecutionContext,
+        pinned: Pinned,
+        body: Callable[[RunSession, Say], Coroutine[Any, Any, T]],
+        say: Say,
+    ) -> T:
+        session = await self._session(context, pinned)
+        try:
+            return await body(session, say)
+        except RunRefused:
+            raise
+        except Exception as error:
+            await session.fail(session.error_json(error))
+            raise
+
+    async def _session(self, context: dg.OpExecutionContext, pinned: Pinned) -> RunSession:
+        run_id = context.run_id
+        opening = self._sessions.get(run_id)
+        if opening is None:
+            # One task, so that ops which start together share it, and one that is canceled does not end it.
+            opening = asyncio.get_running_loop().create_task(
+                self._open(context.run, context.instance, pinned)
+            )
+            self._sessions[run_id] = opening
+        try:
+            return await asyncio.shield(opening)
+        except Exception:
+            self._sessions.pop(run_id, None)
+            raise
+
+    async def _open(self, run: dg.DagsterRun, instance: dg.DagsterInstance, pinned: Pinned) -> RunSession:
+        session = await open_session(
+            self.environment, pinned, construct_launch(run, op_names(pinned)), dict(run.run_config)
+        )
+        # Copied from a parent, or missing: each Dagster run says for itself whose work it does.
+        own = {TAG_RUN_ID: session.run.id, TAG_STATUS: RunStatus.RUNNING.value}
+        if any(run.tags.get(tag) != value for tag, value in own.items()):
+            await asyncio.to_thread(instance.add_run_tags, run.run_id, own)
+        return session
+
+    async def _close(self, dagster_run_id: str) -> None:
+        opening = self._sessions.pop(dagster_run_id, None)
+        if opening is None:
+            return
+        if not opening.done():
+            opening.cancel()
+        outcome = (await asyncio.gather(opening, return_exceptions=True))[0]
+        if isinstance(outcome, RunSession):
+            await outcome.close()
+
+
+def build_environment(agentmesh: AgentMesh) -> Environment:
+    """The environment of a process, with the real journal, model client and tools."""
+    from agentmesh_dagster.llm.client import ModelRouter
+    from agentmesh_dagster.runtime.functions import FunctionRegistry
+    from agentmesh_dagster.runtime.secrets import Secrets, load_provider
+    from agentmesh_dagster.runtime.tools.http_client import HttpClient
+
+    return Environment(
+        journal=agentmesh.store().journal,
+        models=ModelRouter(),
+        secrets=Secrets(load_provider()),
+        functions=FunctionRegistry.from_environment(agentmesh.function_modules),
+        http=HttpClient(),
+        clock=SystemClock(),
+        lease_s=agentmesh.lease_s,
+    )
+
+
+def construct_launch(run: dg.DagsterRun, steps: frozenset[str]) -> Launch:
+    """What a Dagster run says of itself, in the runtime's words.
+
+    Args:
+        run: The Dagster run.
+        steps: All step keys of its job; a run that names fewer is a selection.
+    """
+    tags: Mapping[str, str] = run.tags
+    is_resume = tags.get(_TAG_RESUME_RETRY) == "true"
+    source = next((source for tag, source in _SOURCES_BY_TAG.items() if tag in tags), None)
+    if source is None:
+        stated = tags.get(TAG_SOURCE, "")
+        source = RunSource(stated) if stated in RunSource._value2member_map_ else RunSource.API
+    return Launch(
+        dagster_run_id=run.run_id,
+        parent_dagster_run_id=run.parent_run_id,
+        is_retry=is_resume or _TAG_RETRY_NUMBER in tags,
+        is_selection=not is_resume and _is_selection(run, steps),
+        source=source,
+        triggered_by=tags.get("dagster/schedule_name")
+        or tags.get("dagster/sensor_name")
+        or tags.get("user", ""),
+    )
+
+
+def _is_selection(run: dg.DagsterRun, steps: frozenset[str]) -> bool:
+    chosen = run.step_keys_to_execute
+    return bool(run.resolved_op_selection) or (chosen is not None and not steps.issubset(chosen))
+
+
+class _StepLog:
+    """Writes lines to Dagster's log from a thread of its own: a line is a database write, and the loop must not wait."""
+
+    def __init__(self, log: Any, thread: ThreadPoolExecutor) -> None:
+        self._log = log
+        self._thread = thread
+        self._pending: list[Future[Json]] = []
+
+    def say(self, line: str) -> None:
+        self._pending.append(self._thread.submit(self._log.info, line))
+
+    def flush(self) -> None:
+        wait(self._pending)

@@ -1,0 +1,66 @@
+"""The sensors that keep run rows true: one that hears of ended Dagster runs, and one that looks for lost workers."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from agentmesh_dagster.clock import SystemClock
+from agentmesh_dagster.constants import TAG_RUN_ID
+from agentmesh_dagster.orchestration.host import AgentMesh
+from agentmesh_dagster.orchestration.reconcile import find_run, lease_of, reconcile, reconcile_run
+
+
+def build_run_status_sensors(
+    agentmesh: AgentMesh, *, minimum_interval_s: int = 15
+) -> list[dg.SensorDefinition]:
+    """Sensors on failed and on canceled Dagster runs: the run row takes that end over at once.
+
+    Runs write their own end; these are for the runs that could not.
+    """
+
+    def sensor(status: dg.DagsterRunStatus, name: str) -> dg.SensorDefinition:
+        def heard(context: dg.RunStatusSensorContext) -> dg.SkipReason:
+            # Not the run id of the tag, which a re-execution copies: whose work it was stands in the store.
+            run = find_run(agentmesh.store(), context.dagster_run.run_id)
+            if run is None or TAG_RUN_ID not in context.dagster_run.tags:
+                return dg.SkipReason("not a run of AgentMesh")
+            if run.status.is_final or run.dagster_run_ids[-1] != context.dagster_run.run_id:
+                return dg.SkipReason(f"run {run.id} has written its own end")
+            lease = lease_of(agentmesh.store(), run)
+            correction = reconcile_run(agentmesh.store(), context.instance, run, lease, SystemClock())
+            return dg.SkipReason(
+                f"run {run.id}: {correction.reason if correction else 'nothing to put right'}"
+            )
+
+        return dg.run_status_sensor(
+            run_status=status,
+            name=name,
+            minimum_interval_seconds=minimum_interval_s,
+            description=f"Takes the end of Dagster runs that end as {status.value} over into AgentMesh's run rows.",
+            default_status=dg.DefaultSensorStatus.RUNNING,
+        )(heard)
+
+    return [
+        sensor(dg.DagsterRunStatus.FAILURE, "agentmesh_run_failed"),
+        sensor(dg.DagsterRunStatus.CANCELED, "agentmesh_run_canceled"),
+    ]
+
+
+def build_reconciler_sensor(agentmesh: AgentMesh, *, minimum_interval_s: int = 15) -> dg.SensorDefinition:
+    """A sensor that compares unfinished runs with Dagster, and reports runs whose worker was killed."""
+
+    @dg.sensor(
+        name="agentmesh_reconciler",
+        minimum_interval_seconds=minimum_interval_s,
+        description="Finds runs whose worker died (lease run out) and puts their rows and Dagster's status right.",
+        default_status=dg.DefaultSensorStatus.RUNNING,
+    )
+    def agentmesh_reconciler(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        corrections = reconcile(agentmesh.store(), context.instance, agentmesh.project)
+        if not corrections:
+            return dg.SkipReason("nothing to put right")
+        return dg.SkipReason(
+            "; ".join(f"run {c.run_id} is {c.status.value}: {c.reason}" for c in corrections)
+        )
+
+    return agentmesh_reconciler

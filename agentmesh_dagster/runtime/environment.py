@@ -1,0 +1,32 @@
+"""What a process brings to the runs that it works on: journal, model client, secrets, tools, node types, clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agentmesh_dagster.clock import Clock, SystemClock
+from agentmesh_dagster.runtime.functions import FunctionRegistry
+from agentmesh_dagster.runtime.ports import Journal, ModelClient
+from agentmesh_dagster.runtime.registry import node_types
+from agentmesh_dagster.runtime.secrets import Secrets
+from agentmesh_dagster.runtime.tools.http_client import HttpClient
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.runtime.nodes.base import NodeType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One per process; all parts are safe to use from many coroutines of the process's loop."""
+
+    journal: Journal
+    models: ModelClient
+    secrets: Secrets
+    functions: FunctionRegistry
+    http: HttpClient
+    clock: Clock = field(default_factory=SystemClock)
+    node_types: Mapping[str, NodeType] = field(default_factory=node_types)
+    lease_s: float = 60.0
+    """How long a run's lease lasts without being renewed; it is renewed at a third of it."""

@@ -1,0 +1,200 @@
+"""Replay or record: the one rule under every node, model call and tool call.
+
+A step whose key has a finished row is answered from the row, and nothing runs. A step whose row is `running` was cut
+off by an earlier attempt: it runs again where that does no harm, and becomes `unknown` where it might. (The idea, a
+stored answer per call position, is the one of durable execution engines such as DBOS and Temporal.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agentmesh_dagster.errors import AgentMeshError, NodeError, ReplayError
+from agentmesh_dagster.records import Event, Json, Step, StepStatus
+from agentmesh_dagster.specs.closure import content_hash
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.runtime.session import RunSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepAsk:
+    """What is asked of a step, before it runs."""
+
+    key: str
+    kind: str
+    node_id: str
+    node_type: str
+    node_name: str = ""
+    parent_key: str | None = None
+    predecessor_keys: tuple[str, ...] = ()
+    request: Json
+    """The rendered input, free of secrets."""
+    definition_hash: str
+    idempotent: bool
+    """Whether it may run again after it was cut off."""
+    announce: bool
+    """Whether a `running` row is written first; pure and instant steps do without."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what was asked: a replay under another fingerprint is refused."""
+        return content_hash([self.node_type, self.kind, self.request, self.definition_hash])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepAnswer:
+    """What a step came to."""
+
+    output: Json = None
+    status: StepStatus = StepStatus.SUCCEEDED
+    error: Json = None
+    routing_decision: Json = None
+    model_used: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+
+
+@dataclass
+class StepProgress:
+    """The attempt that is under way; the step's own retries move it on."""
+
+    attempt: int
+
+
+_EVENTS = {
+    "llm": ("agent.request", "agent.response", "agent.response"),
+    "tool": ("tool.request", "tool.response", "tool.response"),
+}
+_NODE_EVENTS = ("step.started", "step.completed", "step.failed")
+
+
+async def journalled_step(
+    session: RunSession,
+    ask: StepAsk,
+    call: Callable[[StepProgress], Awaitable[StepAnswer]],
+) -> tuple[Step, bool]:
+    """Answers a step from its finished row, or runs it and records the answer.
+
+    Returns:
+        The finished row, and whether it was replayed.
+
+    Raises:
+        ReplayError: The finished row answers something else (code `fingerprint`).
+        NodeError: The step was cut off and must not be repeated (code `step-unknown`).
+        Exception: What `call` raised, after the row says `failed`.
+    """
+    fingerprint = ask.fingerprint
+    known = await session.row(ask.key)
+    if known is not None and known.is_finished:
+        if known.fingerprint != fingerprint:
+            raise ReplayError(
+                f"step {ask.key!r} was finished with other input than it is now asked with; the run's definition or "
+                "input has changed: start a new run",
+                code="fingerprint",
+                path=ask.key,
+            )
+        return known, True
+    clock = session.environment.clock
+    now = clock.now()
+    row = Step(
+        run_id=session.run.id,
+        key=ask.key,
+        node_id=ask.node_id,
+        node_type=ask.node_type,
+        node_name=ask.node_name,
+        kind=ask.kind,
+        parent_key=ask.parent_key,
+        predecessor_keys=ask.predecessor_keys,
+        attempt=known.attempt + 1 if known else 1,
+        status=StepStatus.RUNNING,
+        input=ask.request,
+        fingerprint=fingerprint,
+        queued_at=known.queued_at if known else now,
+        started_at=now,
+        dagster_run_id=session.dagster_run_id,
+    )
+    if known is not None and not ask.idempotent and known.status in (StepStatus.RUNNING, StepStatus.UNKNOWN):
+        await _refuse_repeat(session, known)
+    started, completed, failed = _EVENTS.get(ask.kind, _NODE_EVENTS)
+    first = session.event(started, ask.key, {"attempt": row.attempt, "node_type": ask.node_type})
+    if ask.announce:
+        await session.record(row, [first])
+        waiting: list[Event] = []
+    else:
+        waiting = [first]
+    began = clock.monotonic_s()
+    progress = StepProgress(row.attempt)
+
+    def ended(status: StepStatus, answer: StepAnswer) -> Step:
+        return replace(
+            row,
+            attempt=progress.attempt,
+            status=status,
+            output=session.redact(answer.output),
+            error=answer.error,
+            routing_decision=answer.routing_decision,
+            model_used=answer.model_used,
+            input_tokens=answer.input_tokens,
+            output_tokens=answer.output_tokens,
+            cost_usd=answer.cost_usd,
+            finished_at=clock.now(),
+            duration_ms=round((clock.monotonic_s() - began) * 1000),
+        )
+
+    try:
+        answer = await call(progress)
+    except asyncio.CancelledError:
+        status = StepStatus.CANCELED if ask.idempotent else StepStatus.UNKNOWN
+        await asyncio.shield(session.record(ended(status, StepAnswer()), waiting))
+        raise
+    except Exception as error:
+        problem = session.error_json(error)
+        row = ended(StepStatus.FAILED, StepAnswer(error=problem))
+        await session.record(row, [*waiting, session.event(failed, ask.key, {"error": problem})])
+        raise
+    row = ended(answer.status, answer)
+    last = completed if row.status is StepStatus.SUCCEEDED else failed
+    payload: dict[str, Json] = {"status": row.status.value, "duration_ms": row.duration_ms}
+    if row.error is not None:
+        payload["error"] = row.error
+    if row.model_used is not None:
+        payload |= {
+            "model": row.model_used,
+            "input_tokens": row.input_tokens,
+            "output_tokens": row.output_tokens,
+            "cost_usd": row.cost_usd,
+        }
+    await session.record(row, [*waiting, session.event(last, ask.key, payload)])
+    return row, False
+
+
+async def _refuse_repeat(session: RunSession, known: Step) -> None:
+    error = NodeError(
+        f"step {known.key!r} was cut off while it ran, and may or may not have taken effect; it is not declared "
+        "idempotent, so it is not repeated: look at the other side, then start a new run, or declare the tool "
+        "'idempotent: true'",
+        code="step-unknown",
+        path=known.key,
+    )
+    if known.status is not StepStatus.UNKNOWN:
+        problem = error.to_json()
+        row = replace(known, status=StepStatus.UNKNOWN, error=problem, dagster_run_id=session.dagster_run_id)
+        await session.record(row, [session.event("step.failed", known.key, {"error": problem})])
+    raise error
+
+
+def error_json(error: BaseException) -> dict[str, Json]:
+    """An error as the journal keeps it, before redaction: ours as they are, others by type and message."""
+    if isinstance(error, AgentMeshError):
+        return error.to_json()
+    return {
+        "code": "unexpected",
+        "domain": "node",
+        "category": "system",
+        "message": f"{type(error).__name__}: {error}"[:2000],
+    }

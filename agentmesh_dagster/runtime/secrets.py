@@ -1,0 +1,200 @@
+"""Secrets: looked up by name for tool and model settings, and blotted out of everything that is written down.
+
+`Secrets` remembers each value that it gave out. Whatever could carry one (errors, tool output, model text)
+passes through `redact` before it reaches the journal, an event, a log or a person.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import quote, quote_plus
+
+from agentmesh_dagster.constants import ENV_SECRETS_PROVIDER, GROUP_SECRETS
+from agentmesh_dagster.errors import AgentMeshError, DefinitionError
+from agentmesh_dagster.records import Json
+from agentmesh_dagster.runtime.ports import SecretProvider
+
+__all__ = ["REDACTED", "EnvironmentSecrets", "Redactor", "SecretMissing", "Secrets", "load_provider"]
+
+REDACTED: Final = "***"
+# Shorter values are not remembered: blotting out every "ab" would destroy more than it hides.
+MIN_LENGTH: Final = 4
+_MIN_FRAGMENT: Final = 8
+
+E = TypeVar("E", bound=AgentMeshError)
+
+
+class SecretMissing(DefinitionError):
+    """A document names a secret that the secrets provider does not have."""
+
+    default_code = "secret-missing"
+
+
+class EnvironmentSecrets:
+    """Secrets from environment variables of the same name."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = os.environ if environment is None else environment
+
+    def get(self, name: str) -> str | None:
+        return self._environment.get(name)
+
+
+class Redactor:
+    """Replaces known values, in the forms in which they commonly surface, by `***`.
+
+    The forms: as it is, without surrounding white space, percent-encoded, JSON-escaped, as Python shows it,
+    and base64 (also as a part of a longer encoded text, such as `Basic` credentials); of a value of several
+    lines, each long line.
+    """
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self._values: frozenset[str] = frozenset()
+        self._pattern: re.Pattern[str] | None = None
+        self.add(*values)
+
+    def add(self, *values: str) -> None:
+        """Remembers further values; those shorter than 4 characters are left out."""
+        added = {value for value in values if len(value.strip()) >= MIN_LENGTH}
+        if added <= self._values:
+            return
+        # One assignment each, so that a reader on another thread sees the old or the new one.
+        self._values = self._values | added
+        forms = {form for value in self._values for form in _forms(value)}
+        self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
+
+    def redact(self, value: Json) -> Json:
+        """The same JSON value without the known values, in keys too; itself where nothing is known."""
+        pattern = self._pattern
+        return value if pattern is None else _redact(pattern, value)
+
+    def redact_text(self, text: str) -> str:
+        """The same text without the known values."""
+        return text if self._pattern is None else self._pattern.sub(REDACTED, text)
+
+
+def _redact(pattern: re.Pattern[str], value: Json) -> Json:
+    if isinstance(value, str):
+        return pattern.sub(REDACTED, value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Json]", value).items()
+        return {pattern.sub(REDACTED, key): _redact(pattern, item) for key, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_redact(pattern, item) for item in cast("list[Json]", value)]
+    return value
+
+
+def _forms(value: str) -> set[str]:
+    plain = {value, value.strip()}
+    lines = value.splitlines()
+    if len(lines) > 1:
+        plain |= {line.strip() for line in lines if len(line.strip()) >= _MIN_FRAGMENT}
+    forms = set(plain)
+    for text in plain:
+        forms |= {quote(text), quote(text, safe=""), quote_plus(text)}
+        forms |= {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]}
+        forms |= _base64_forms(text.encode("utf-8", "surrogatepass"))
+    return {form for form in forms if len(form) >= MIN_LENGTH}
+
+
+def _base64_forms(raw: bytes) -> set[str]:
+    """What is the same in every base64 text that holds these bytes, for each of the three alignments."""
+    forms: set[str] = set()
+    for offset in range(3):
+        first, last = -(-offset * 8 // 6), (offset + len(raw)) * 8 // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            form = encode(b"\0" * offset + raw).decode("ascii")[first:last]
+            if len(form) >= _MIN_FRAGMENT:
+                forms.add(form)
+    return forms
+
+
+class Secrets:
+    """Gives secrets to templates, and remembers them in order to redact them.
+
+    Args:
+        provider: Where secrets come from; see `load_provider`.
+    """
+
+    def __init__(self, provider: SecretProvider) -> None:
+        self._provider = provider
+        self._redactor = Redactor()
+
+    def lookup(self, name: str) -> str:
+        """The secret of that name: the function `secret` of expressions.
+
+        Raises:
+            SecretMissing: The provider has none of that name, or an empty one.
+        """
+        value = self._provider.get(name)
+        if not value:
+            if isinstance(self._provider, EnvironmentSecrets):
+                mend = f"set the environment variable {name!r} where runs execute"
+            else:
+                mend = f"add it to the secrets provider in use ({type(self._provider).__name__})"
+            state = "is empty" if value == "" else "is not configured"
+            raise SecretMissing(f"the secret {name!r} {state}: {mend}", context={"secret": name})
+        self._redactor.add(value)
+        return value
+
+    def redact(self, value: Json) -> Json:
+        """The same JSON value or text, with every secret given out so far as `***`."""
+        return self._redactor.redact(value)
+
+    def redact_error(self, error: BaseException) -> dict[str, Any]:
+        """An error as a JSON object without secrets; foreign errors get the code `unexpected`."""
+        if isinstance(error, AgentMeshError):
+            return self.redact(error.to_json())
+        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return self.redact(
+            {"code": "unexpected", "domain": "agentmesh", "category": "system", "message": message}
+        )
+
+    def scrub(self, error: E) -> E:
+        """The same error object without secrets, and without chained errors, which may quote them.
+
+        Raise it outside the `except` block that caught it: inside, Python would chain the caught error again.
+        """
+        error.message = self.redact(error.message)
+        error.args = tuple(self.redact(argument) for argument in error.args)
+        error.context = self.redact(error.context)
+        error.__cause__ = None
+        error.__context__ = None
+        return error
+
+
+def load_provider(name: str | None = None) -> SecretProvider:
+    """The secrets provider of a name: an entry point in the group `agentmesh_dagster.secrets`.
+
+    Args:
+        name: Default: `AGENTMESH_SECRETS_PROVIDER`; where that is unset too, or for `environment`,
+            environment variables. The entry point names a class or function that is called without arguments.
+
+    Raises:
+        DefinitionError: No installed package offers that provider (code `secrets-provider`), or it fails to
+            load.
+    """
+    wanted = name or os.environ.get(ENV_SECRETS_PROVIDER) or "environment"
+    if wanted == "environment":
+        return EnvironmentSecrets()
+    found = {point.name: point for point in metadata.entry_points(group=GROUP_SECRETS)}
+    if wanted not in found:
+        known = ", ".join(repr(known) for known in sorted({*found, "environment"}))
+        raise DefinitionError(
+            f"there is no secrets provider {wanted!r} ({ENV_SECRETS_PROVIDER}); installed are {known}",
+            code="secrets-provider",
+        )
+    try:
+        return cast("SecretProvider", found[wanted].load()())
+    except Exception as error:
+        raise DefinitionError(
+            f"the secrets provider {wanted!r} ({found[wanted].value}) cannot be loaded:"
+            f" {type(error).__name__}: {error}",
+            code="secrets-provider",
+        ) from error

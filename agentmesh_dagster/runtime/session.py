@@ -1,0 +1,234 @@
+"""One process's work on one run: who the run is, the rows already known, the lease, the events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.records import Event, Json, Run, RunSource, RunStatus, Step, StepStatus
+from agentmesh_dagster.runtime.environment import Environment
+from agentmesh_dagster.runtime.journalled import error_json
+from agentmesh_dagster.runtime.scope import Scope
+from agentmesh_dagster.specs.closure import Closure
+from agentmesh_dagster.specs.documents import WorkflowSpec
+from agentmesh_dagster.specs.schema import fill_and_coerce
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """What a run is pinned to: one publication and its closure."""
+
+    project: str
+    kind: str
+    slug: str
+    version: int
+    publication: int
+    definition_hash: str
+    closure: Closure
+
+    @property
+    def workflow(self) -> WorkflowSpec:
+        """The root workflow."""
+        return self.closure.workflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a Dagster run says of itself."""
+
+    dagster_run_id: str
+    parent_dagster_run_id: str | None = None
+    is_retry: bool = False
+    """Dagster made it as a retry or a re-execution from failure of its parent: it continues the parent's run."""
+    is_selection: bool = False
+    """Somebody chose some of its steps by hand."""
+    source: RunSource = RunSource.UI
+    triggered_by: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class RunSession:
+    """Shared by all steps of one run in one process.
+
+    Rows are cached: a finished row never changes, and unfinished ones are asked for again.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        run: Run,
+        pinned: Pinned,
+        dagster_run_id: str,
+        rows: Mapping[str, Step],
+    ) -> None:
+        self.environment = environment
+        self.run = run
+        self.pinned = pinned
+        self.dagster_run_id = dagster_run_id
+        self.scope = Scope.of(pinned.workflow)
+        self._rows: dict[str, Step] = dict(rows)
+        self._lease: asyncio.Task[None] | None = None
+
+    async def row(self, key: str) -> Step | None:
+        """The row under a key, from the cache; what another process writes is not of this process's steps."""
+        return self._rows.get(key)
+
+    async def rows(self, keys: Collection[str]) -> dict[str, Step]:
+        """The rows of those keys that have one; those not known as finished are read again."""
+        missing = [key for key in keys if (row := self._rows.get(key)) is None or not row.is_finished]
+        if missing:
+            self._rows.update(await self.environment.journal.steps(self.run.id, missing))
+        return {key: self._rows[key] for key in keys if key in self._rows}
+
+    async def node_rows(self, scope: Scope, nodes: Collection[str]) -> dict[str, Step]:
+        """Rows by node id, of the nodes of one level."""
+        found = await self.rows([scope.key(name) for name in nodes])
+        return {name: found[scope.key(name)] for name in nodes if scope.key(name) in found}
+
+    def executed_nodes(self) -> int:
+        """How many of the workflow's own nodes have run, as far as this process knows."""
+        return sum(
+            1
+            for row in self._rows.values()
+            if row.kind == "node" and row.is_finished and row.status is not StepStatus.SKIPPED
+        )
+
+    async def record(self, step: Step, events: Sequence[Event] = ()) -> None:
+        """Writes a row and its events, then remembers the row."""
+        await self.environment.journal.record(step, events)
+        self._rows[step.key] = step
+
+    def event(self, type: str, step_key: str | None = None, payload: Json = None) -> Event:
+        """A new event of this run."""
+        clock = self.environment.clock
+        return Event(
+            id=clock.new_id(),
+            at=clock.now(),
+            project=self.run.project,
+            run_id=self.run.id,
+            type=type,
+            step_key=step_key,
+            payload=payload or {},
+        )
+
+    def redact(self, value: Json) -> Json:
+        """The value without any secret that this process has looked up."""
+        return self.environment.secrets.redact(value)
+
+    def error_json(self, error: BaseException) -> dict[str, Json]:
+        """An error as the journal keeps it."""
+        return self.redact(error_json(error))
+
+    async def fail(self, error: Json) -> None:
+        """Ends the run as failed, unless it is final already."""
+        await self.environment.journal.finish_run(
+            self.run.id,
+            RunStatus.FAILED,
+            at=self.environment.clock.now(),
+            error=error,
+            events=[self.event("run.failed", None, {"error": error})],
+        )
+
+    async def start_lease(self) -> None:
+        """Takes the run's lease and keeps it until `close`.
+
+        Raises:
+            RunRefused: Another Dagster run works on the run (code `lease-held`).
+        """
+        if not await self._renew():
+            raise RunRefused(
+                f"another Dagster run is working on run {self.run.id!r}; this one ends here, and nothing was done "
+                "twice",
+                code="lease-held",
+            )
+        self._lease = asyncio.get_running_loop().create_task(self._keep_lease())
+
+    async def close(self) -> None:
+        """Stops renewing the lease and gives it back."""
+        if self._lease is not None:
+            self._lease.cancel()
+            await asyncio.gather(self._lease, return_exceptions=True)
+            self._lease = None
+        await self.environment.journal.release_lease(self.run.id, self.dagster_run_id)
+
+    async def _renew(self) -> bool:
+        now = self.environment.clock.now()
+        until = now + timedelta(seconds=self.environment.lease_s)
+        return await self.environment.journal.renew_lease(
+            self.run.id, self.dagster_run_id, now=now, until=until
+        )
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(self.environment.lease_s / 3)
+            await self._renew()
+
+
+async def open_session(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> RunSession:
+    """Finds or makes the run that a Dagster run works on.
+
+    Args:
+        environment: The process's.
+        pinned: What the Dagster run's job was built from.
+        launch: What the Dagster run says of itself.
+        input: The run's input, as launched; a run that is continued keeps its own.
+
+    Raises:
+        RunRefused: The Dagster run may not work on it: a hand-made selection of steps (`step-selection`), a run of
+            another definition (`other-definition`), or another Dagster run at work (`lease-held`).
+    """
+    journal = environment.journal
+    run = await journal.run_of(launch.dagster_run_id)
+    is_new = False
+    if run is None:
+        run = await _bind(environment, pinned, launch, input)
+        is_new = run.id == launch.dagster_run_id
+        rows = {} if is_new else await journal.steps(run.id)
+    else:
+        rows = await journal.steps(run.id)
+    if run.definition_hash != pinned.definition_hash:
+        raise RunRefused(
+            f"run {run.id!r} was started with publication {run.publication}, and this job is built from publication "
+            f"{pinned.publication}, whose definitions differ: publish version {run.version} again, or start a new run",
+            code="other-definition",
+        )
+    session = RunSession(environment, run, pinned, launch.dagster_run_id, rows)
+    await session.start_lease()
+    if is_new:
+        payload = {"slug": run.slug, "version": run.version, "publication": run.publication}
+        await journal.record_events([session.event("run.started", None, payload)])
+    return session
+
+
+async def _bind(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> Run:
+    journal, now = environment.journal, environment.clock.now()
+    if launch.is_retry and launch.parent_dagster_run_id is not None:
+        earlier = await journal.run_of(launch.parent_dagster_run_id)
+        if earlier is not None:
+            return await journal.bind_run(earlier, launch.dagster_run_id)
+    if launch.is_selection:
+        raise RunRefused(
+            "AgentMesh runs whole workflows: a hand-made selection of steps has no journal to read its inputs from. "
+            "Choose 'Re-execute all' (a new run) or 'Re-execute from failure' (continues this one)",
+            code="step-selection",
+        )
+    run = Run(
+        id=launch.dagster_run_id,
+        project=pinned.project,
+        kind=pinned.kind,
+        slug=pinned.slug,
+        version=pinned.version,
+        publication=pinned.publication,
+        definition_hash=pinned.definition_hash,
+        source=launch.source,
+        triggered_by=launch.triggered_by,
+        input=fill_and_coerce(pinned.workflow.input_schema, input),
+        status=RunStatus.RUNNING,
+        queued_at=now,
+        started_at=now,
+        dagster_run_ids=(launch.dagster_run_id,),
+    )
+    return await journal.bind_run(run, launch.dagster_run_id)

@@ -1,0 +1,277 @@
+"""The `http` tool: one request, with retries and redirects, and its answer as JSON.
+
+What is repeated: whatever was not sent (connect errors), and what the server refused before it did anything
+(429, 503). Anything else may have had its effect, so it is repeated only where that does no harm: GET, HEAD,
+PUT and DELETE unless the tool says `idempotent: false`, POST and PATCH where the tool may repeat
+(`ToolSpec.may_repeat`). All tries carry the same `Idempotency-Key`, and share one `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from dataclasses import replace
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from agentmesh_dagster.clock import Clock
+from agentmesh_dagster.records import Json
+from agentmesh_dagster.runtime.tools.base import ToolContext
+from agentmesh_dagster.runtime.tools.errors import ToolFailure, ToolRefused
+from agentmesh_dagster.runtime.tools.http_client import HttpResponse
+from agentmesh_dagster.runtime.tools.http_request import HttpRequest, build_request, parse_url
+from agentmesh_dagster.specs.base import SpecModel
+from agentmesh_dagster.specs.documents import ToolSpec
+from agentmesh_dagster.specs.tools import HttpToolConfig
+
+__all__ = ["HttpTool"]
+
+MAX_REDIRECTS: Final = 5
+_BODY_SHOWN: Final = 500
+_BACKOFF_S: Final = 0.25
+_MAX_BACKOFF_S: Final = 8.0
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+# Of the given headers only these follow a redirect to another origin; any other may carry a secret.
+_HARMLESS_HEADERS: Final = ("accept", "accept-language", "content-type", "user-agent")
+
+
+class HttpTool:
+    """Tools of the type `http`."""
+
+    config_model: type[SpecModel] = HttpToolConfig
+
+    async def schemas(
+        self, config: Any, context: ToolContext
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        return None, None
+
+    async def call(self, tool: ToolSpec, config: HttpToolConfig, value: Json, context: ToolContext) -> Json:
+        """Sends the request until it is answered; see the module.
+
+        Returns:
+            The body: parsed where it is JSON (or `result: json` asks so; an empty body gives null), else
+            text. For HEAD, `{"status": int, "headers": {name: value}}`.
+
+        Raises:
+            ToolRefused: The request cannot be made from this input, or its address is not allowed.
+            ToolFailure: There was no answer (codes `tool-connect`, `tool-read`, `tool-timeout`), its status
+                is not 2xx (`tool-status`, with `status` in the context), it is too large (`tool-too-large`),
+                or cannot be read (`tool-response`).
+        """
+        request = build_request(
+            config, value, context.secrets.lookup, tool=tool.slug, idempotency_key=context.idempotency_key
+        )
+        attempts = _Attempts(tool, config, request, context)
+        try:
+            return await asyncio.wait_for(attempts.run(), config.timeout_s)
+        except asyncio.TimeoutError:
+            pass
+        raise attempts.timed_out()
+
+
+class _Attempts:
+    """The tries of one call."""
+
+    def __init__(
+        self, tool: ToolSpec, config: HttpToolConfig, request: HttpRequest, context: ToolContext
+    ) -> None:
+        self._config = config
+        self._request = request
+        self._context = context
+        self._deadline_s = context.clock.monotonic_s() + config.timeout_s
+        is_safe = tool.may_repeat if request.method in ("POST", "PATCH") else tool.idempotent is not False
+        self._may_repeat = is_safe
+        self._last: ToolFailure | None = None
+
+    def timed_out(self) -> ToolFailure:
+        before = f"; the try before: {self._last.message}" if self._last is not None else ""
+        return ToolFailure(
+            f"{self._shown(self._request)} took longer than {self._config.timeout_s:g} s{before}",
+            code="tool-timeout",
+            retryable=self._may_repeat,
+        )
+
+    async def run(self) -> Json:
+        tries_left = self._config.retries
+        while True:
+            try:
+                response = await self._follow()
+                if 200 <= response.status < 300:
+                    return self._result(response)
+                wait_s = _retry_after_s(response, self._context.clock)
+                failure = self._status_failure(response, wait_s)
+            except ToolFailure as error:
+                failure, wait_s = error, None
+            if not failure.retryable or not tries_left:
+                raise failure
+            if wait_s is None:
+                wait_s = min(_BACKOFF_S * 2 ** (self._config.retries - tries_left), _MAX_BACKOFF_S)
+            if self._context.clock.monotonic_s() + wait_s >= self._deadline_s:
+                raise failure
+            self._last = failure
+            tries_left -= 1
+            await asyncio.sleep(wait_s)
+
+    async def _follow(self) -> HttpResponse:
+        request = self._request
+        for _ in range(MAX_REDIRECTS + 1):
+            response = await self._send(request)
+            location = response.headers.get("location")
+            if response.status not in _REDIRECTS or location is None:
+                return response
+            request = _redirected(request, response.status, location)
+        raise ToolFailure(
+            f"{self._shown(self._request)} was redirected more than {MAX_REDIRECTS} times",
+            code="tool-response",
+        )
+
+    async def _send(self, request: HttpRequest) -> HttpResponse:
+        import httpcore
+
+        shown = self._shown(request)
+        try:
+            return await self._context.http.send(
+                request.method,
+                request.url,
+                request.headers,
+                request.body,
+                max_bytes=self._config.max_bytes,
+                timeout_s=max(self._deadline_s - self._context.clock.monotonic_s(), 0.001),
+            )
+        except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
+            failure = ToolFailure(
+                f"{shown}: no connection: {_reason(error)}", code="tool-connect", retryable=True
+            )
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+            failure = ToolFailure(
+                f"{shown}: the connection broke before the answer was complete: {_reason(error)}",
+                code="tool-read",
+                retryable=self._may_repeat,
+            )
+        raise failure
+
+    def _status_failure(self, response: HttpResponse, retry_after_s: float | None) -> ToolFailure:
+        body = _text(response)[:_BODY_SHOWN].strip()
+        was_refused = response.status in (429, 503)
+        return ToolFailure(
+            f"{self._shown(self._request)} answered with status {response.status}{': ' if body else ''}{body}",
+            code="tool-status",
+            retryable=was_refused or (response.status >= 500 and self._may_repeat),
+            context={
+                "status": response.status,
+                **({} if retry_after_s is None else {"retry_after_s": retry_after_s}),
+            },
+        )
+
+    def _result(self, response: HttpResponse) -> Json:
+        if self._request.method == "HEAD":
+            return {"status": response.status, "headers": dict(response.headers)}
+        if response.truncated:
+            raise ToolFailure(
+                f"{self._shown(self._request)} answered with more than {self._config.max_bytes} bytes:"
+                " ask for less, or raise the tool's 'max_bytes'",
+                code="tool-too-large",
+            )
+        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_json = media_type.endswith(("/json", "+json"))
+        if self._config.result == "text" or (self._config.result == "auto" and not is_json):
+            return _text(response)
+        if not response.body.strip():
+            return None
+        return self._json(response)
+
+    def _json(self, response: HttpResponse) -> Json:
+        try:
+            return json.loads(response.body, parse_constant=_refuse_constant, parse_float=_finite)
+        except RecursionError:
+            problem = "it is nested too deeply"
+        except ValueError as error:
+            problem = str(error)
+        raise ToolFailure(
+            f"{self._shown(self._request)} answered with what is not JSON ({problem}):"
+            f" {_text(response)[:_BODY_SHOWN]}",
+            code="tool-response",
+        )
+
+    @staticmethod
+    def _shown(request: HttpRequest) -> str:
+        # Without the query, which carries keys more often than it explains anything.
+        return f"{request.method} {request.url.copy_with(query=None)}"
+
+
+def _redirected(request: HttpRequest, status: int, location: str) -> HttpRequest:
+    """The request that a redirect asks for."""
+    import httpx
+
+    try:
+        target = str(request.url.join(location))
+    except (httpx.InvalidURL, ValueError):
+        target = ""
+    url = parse_url(target, "the redirect's target")
+    method, headers, body = request.method, request.headers, request.body
+    if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
+        method, body = "GET", None
+        headers = tuple(h for h in headers if h[0].lower() not in ("content-type", "idempotency-key"))
+    if not _is_same_origin(request.url, url):
+        if method not in ("GET", "HEAD"):
+            raise ToolRefused(
+                f"{method} was redirected to another host ({url.host!r}), and is not repeated there:"
+                " put the address that answers into the tool's 'url'",
+                code="tool-redirect",
+            )
+        headers = tuple(h for h in headers if h[0].lower() in _HARMLESS_HEADERS)
+    return replace(request, method=method, url=url, headers=headers, body=body)
+
+
+def _is_same_origin(one: Any, other: Any) -> bool:
+    """Scheme, host and port are the same, or the other is the same host's `https` on the default ports."""
+    ports = {"http": 80, "https": 443}
+    one_port, other_port = one.port or ports[one.scheme], other.port or ports[other.scheme]
+    if one.host != other.host:
+        return False
+    if one.scheme == other.scheme:
+        return one_port == other_port
+    return (one.scheme, one_port, other.scheme, other_port) == ("http", 80, "https", 443)
+
+
+def _retry_after_s(response: HttpResponse, clock: Clock) -> float | None:
+    """Seconds to wait, from `Retry-After` (RFC 9110, section 10.2.3): a number of seconds or a date."""
+    text = response.headers.get("retry-after", "").strip()
+    if text.isdecimal():
+        return float(text) if len(text) < 10 else 1e9
+    try:
+        at = parsedate_to_datetime(text)
+    except (TypeError, ValueError, IndexError):
+        return None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=timezone.utc)
+    return max((at - clock.now()).total_seconds(), 0.0)
+
+
+def _text(response: HttpResponse) -> str:
+    charset = "utf-8"
+    for parameter in response.headers.get("content-type", "").split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            charset = value.strip().strip("\"'")
+    try:
+        return response.body.decode(charset, "replace")
+    except (LookupError, ValueError):
+        return response.body.decode("utf-8", "replace")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number

@@ -1,0 +1,163 @@
+"""The files of a new project: what `agentmesh init` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentmesh_dagster.errors import DefinitionError
+from agentmesh_dagster.settings import STATE_FOLDER
+
+DAGSTER_YAML = """\
+telemetry:
+  enabled: false
+
+# Sensors side by side, so that one that holds its tick open does not keep the others waiting.
+sensors:
+  use_threads: true
+  num_workers: 4
+
+retention:
+  sensor:
+    purge_after_days:
+      skipped: 1
+"""
+
+POSTGRES_STORAGE = """
+# Dagster's own storage (runs, events, schedules); AgentMesh's database is AGENTMESH_DATABASE_URL.
+storage:
+  postgres:
+    postgres_url:
+      env: DAGSTER_POSTGRES_URL
+"""
+
+WORKSPACE_YAML = """\
+load_from:
+  - python_file:
+      relative_path: definitions/code_location.py
+      location_name: agentmesh
+"""
+
+CODE_LOCATION = '''\
+"""This project's Dagster code location: every published workflow as a job, and the sensors that keep runs true."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Dagster loads this file by path, from any working directory; the folders beside `definitions/` must be found.
+PROJECT = Path(__file__).resolve().parent.parent
+if str(PROJECT) not in sys.path:
+    sys.path.insert(0, str(PROJECT))
+
+from agentmesh_dagster import build_code_location  # noqa: E402 - after the path is set
+from resources import agentmesh  # noqa: E402 - after the path is set
+from sensors import all_sensors  # noqa: E402 - after the path is set
+
+location = build_code_location(agentmesh, sensors=all_sensors)
+'''
+
+RESOURCES = '''\
+"""Which database and project this code location works on, and whose functions its workflows may call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentmesh_dagster import AgentMesh
+
+agentmesh = AgentMesh.of_project(Path(__file__).parent, function_modules=())
+'''
+
+SENSORS = '''\
+"""Which sensors this code location runs, and how often."""
+
+from __future__ import annotations
+
+from agentmesh_dagster import build_reconciler_sensor, build_run_status_sensors
+from resources import agentmesh
+
+all_sensors = [
+    *build_run_status_sensors(agentmesh, minimum_interval_s=15),
+    build_reconciler_sensor(agentmesh, minimum_interval_s=15),
+]
+'''
+
+HELLO = """\
+# A first workflow. `offline/echo` is a stand-in that repeats the prompt and needs no network;
+# put a real model (such as openai/gpt-5-mini, with OPENAI_API_KEY set) in its place.
+kind: agent
+slug: greeter
+model: offline/echo
+instructions: You greet people in one friendly sentence.
+---
+kind: workflow
+slug: hello
+name: Hello
+description: Greets somebody.
+input_schema:
+  type: object
+  required: [name]
+  properties:
+    name: {type: string, description: Whom to greet.}
+nodes:
+  - {id: start, type: start}
+  - id: greet
+    type: agent
+    config: {agent: greeter, prompt: "Say hello to {{ input.name }}."}
+    timeout_s: 60
+  - {id: end, type: end, config: {output: {greeting: "{{ steps.greet.output.text }}"}}}
+edges:
+  - {source: start, target: greet}
+  - {source: greet, target: end}
+"""
+
+GITIGNORE = f"""\
+__pycache__/
+{STATE_FOLDER}/*
+!{STATE_FOLDER}/dagster.yaml
+"""
+
+
+def scaffold(folder: Path, *, postgres: bool = False) -> list[Path]:
+    """Writes a new project.
+
+    Args:
+        folder: Made if need be.
+        postgres: Whether Dagster's storage is PostgreSQL.
+
+    Returns:
+        The files written.
+
+    Raises:
+        DefinitionError: One of them exists already (code `file-exists`); nothing is written then.
+    """
+    files = {
+        "workspace.yaml": WORKSPACE_YAML,
+        "definitions/__init__.py": "",
+        "definitions/code_location.py": CODE_LOCATION,
+        "resources/__init__.py": RESOURCES,
+        "sensors/__init__.py": SENSORS,
+        "workflows/hello.yaml": HELLO,
+        ".gitignore": GITIGNORE,
+        f"{STATE_FOLDER}/dagster.yaml": DAGSTER_YAML + (POSTGRES_STORAGE if postgres else ""),
+    }
+    paths = {folder / name: text for name, text in files.items()}
+    taken = [str(path) for path in paths if path.exists()]
+    if taken:
+        raise DefinitionError(
+            f"{', '.join(taken)}: exists already; nothing was written. Choose another folder", code="file-exists"
+        )
+    for path, text in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return list(paths)
+
+
+def write_dagster_yaml(home: Path) -> bool:
+    """Writes the default `dagster.yaml` into a Dagster home that has none; tells whether it did."""
+    path = home / "dagster.yaml"
+    if path.exists():
+        return False
+    path.write_text(DAGSTER_YAML, encoding="utf-8")
+    return True

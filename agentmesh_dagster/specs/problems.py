@@ -1,0 +1,170 @@
+"""What can be wrong with a document: the record, and the list of all rules.
+
+Each rule has one code, which is stable; its severity and meaning stand in `RULES` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from agentmesh_dagster.records import Json
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule that documents are held to."""
+
+    severity: Severity
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One place where a document breaks a rule."""
+
+    code: str
+    path: str
+    """Place in the document, such as `nodes[3].config.prompt`; empty for the document itself."""
+    message: str
+    """What is wrong."""
+    mend: str
+    """What to do about it."""
+    severity: Severity = "error"
+
+    @staticmethod
+    def of(code: str, path: str, message: str, mend: str) -> Problem:
+        """A problem with the severity of its rule.
+
+        Raises:
+            KeyError: `code` is not in `RULES`.
+        """
+        return Problem(code, path, message, mend, RULES[code].severity)
+
+    def to_json(self) -> Json:
+        """The problem as a JSON object."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "path": self.path,
+            "message": self.message,
+            "mend": self.mend,
+        }
+
+    def __str__(self) -> str:
+        place = f"{self.path}: " if self.path else ""
+        line = f"{self.severity} {self.code}: {place}{self.message}. {self.mend}."
+        return " ".join(line.split())
+
+
+def _error(meaning: str) -> Rule:
+    return Rule("error", meaning)
+
+
+def _warning(meaning: str) -> Rule:
+    return Rule("warning", meaning)
+
+
+RULES: Final[dict[str, Rule]] = {
+    # Shape.
+    "not-an-object": _error("A document is an object."),
+    "not-json": _error("Every value is one that JSON and the database can hold."),
+    "too-deep": _error("Lists and objects nest at most 64 levels deep."),
+    "too-many-nodes": _error("A workflow has at most 2,000 nodes."),
+    "too-many-edges": _error("A workflow has at most 10,000 edges."),
+    "kind-unknown": _error("`kind` is workflow, agent, tool or network."),
+    "field-unknown": _error("Every field is a known one."),
+    "field-missing": _error("Required fields are there."),
+    "field-invalid": _error("Every value fits its field."),
+    "slug-invalid": _error(
+        "A slug begins with a letter and holds letters, digits, `-` and `_`, no two adjacent."
+    ),
+    "slug-reserved": _error("A workflow's slug is no name that Dagster reserves."),
+    "node-type-unknown": _error("A node's type is registered."),
+    "tool-type-unknown": _error("A tool's type is known."),
+    "schema-invalid": _error("JSON Schemas are valid schemas."),
+    "input-schema-not-object": _error("A workflow's and a tool's input schema is of type object."),
+    # Graph.
+    "node-id-invalid": _error(
+        "A node id begins with a letter and holds letters, digits, `-` and `_`, no two adjacent."
+    ),
+    "node-id-duplicate": _error("Node ids are unique."),
+    "node-id-collision": _error("Node ids are unique after `-` became `_`."),
+    "start-missing": _error("A workflow has a start node."),
+    "start-duplicate": _error("A workflow has one start node."),
+    "end-missing": _error("A workflow has at least one end node."),
+    "edge-dangling": _error("Edges begin and end at nodes."),
+    "edge-duplicate": _error("No two edges say the same."),
+    "edge-into-start": _error("No edge leads into a start node."),
+    "edge-out-of-end": _error("No edge leaves an end node."),
+    "handle-unknown": _error("An edge's `source_handle` is one that its source offers."),
+    "handle-missing": _error("An edge from a node without a default handle says which handle."),
+    "handle-uncovered": _error("Each handle of a branch has an edge."),
+    "handle-error-unrouted": _error("An edge from the handle `error` needs `on_error: route` on its source."),
+    "error-edge-missing": _error("A node with `on_error: route` has an edge from its handle `error`."),
+    "branch-no-default": _warning("A branch says what happens when no condition is true."),
+    "node-unreachable": _error("Every node can be reached from the start node."),
+    "node-dead-end": _error("Every node leads to an end node."),
+    "cycle": _error("The graph has no cycle."),
+    "set-key-invalid": _error("Keys of `set` are identifiers."),
+    "setting-without-effect": _warning("Start and end nodes are not tried again, timed out or routed."),
+    # Expressions.
+    "expression-invalid": _error("Expressions parse."),
+    "name-unknown": _error("Expressions name only what is there."),
+    "name-outside-body": _error("`item`, `index` and `iteration` exist in bodies alone."),
+    "step-unknown": _error("`steps.x` names a node."),
+    "step-not-upstream": _error("`steps.x` names a node that runs before."),
+    "step-field-unknown": _error("Of a step there are `output`, `error` and `status`."),
+    "context-unknown": _error("`context.k` is a key that a node before sets or the state schema has."),
+    "input-unknown": _error("`input.x` is not excluded by a closed input schema."),
+    "input-undeclared": _warning("`input.x` is a property of the input schema."),
+    "secret-misplaced": _error("`secret('NAME')` stands in tool configs and model settings alone."),
+    "secret-unconfigured": _warning("Secrets are configured where the check runs."),
+    # References and other documents.
+    "reference-invalid": _error("A reference is a slug, or a slug with `@` and a version."),
+    "reference-missing": _error("What a document refers to exists."),
+    "reference-inactive": _error("What a document refers to is active."),
+    "reference-conflict": _error("All that a workflow reaches agrees on one version of each document."),
+    "reference-cycle": _error("No workflow contains itself."),
+    "mapping-missing": _error("A mapped input gives what the target's input schema requires."),
+    "mapping-unknown": _error("A mapped input gives nothing that the target's closed input schema excludes."),
+    "mapping-mismatch": _error("A mapped value can fit the target's input schema."),
+    "document-duplicate": _error("One import holds each document once."),
+    "job-name-collision": _error("No two documents become the same Dagster job."),
+    # Prudence.
+    "side-effect-ungated": _warning("A tool with side effects has a gate before it."),
+    "timeout-missing": _warning("Nodes that wait for something outside have a timeout."),
+}
+"""All rules by code, in the order in which a page prints them."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, or None where nothing is near."""
+    options = {option.casefold(): option for option in known}
+    found = difflib.get_close_matches(word.casefold(), list(options), n=1, cutoff=0.6)
+    return options[found[0]] if found else None
+
+
+def suggestion(word: str, known: Iterable[str], *, shown: int = 30) -> str:
+    """A mend: the nearest known word, or the list of the known ones."""
+    names = list(known)
+    near = nearest(word, names)
+    if near is not None:
+        return f"Did you mean {near!r}"
+    if not names:
+        return "There is none to choose from"
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"Known are {', '.join(repr(name) for name in names[:shown])}{more}"
+
+
+def child_path(path: str, key: str | int) -> str:
+    """The path of a value below `path`: `nodes[3]`, `nodes[3].config`, `metadata['a b']`."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if key and all(c.isalnum() or c in "_-@$" for c in key):
+        return f"{path}.{key}" if path else key
+    return f"{path}[{key[:60]!r}]"

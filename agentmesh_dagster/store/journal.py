@@ -1,0 +1,202 @@
+"""The journal: runs and steps, durable, for many coroutines at once (`runtime.ports.Journal`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, delete, or_, select
+
+from agentmesh_dagster.clock import Clock
+from agentmesh_dagster.errors import StoreError
+from agentmesh_dagster.records import Event, Json, Run, RunStatus, Step
+from agentmesh_dagster.store.engine import Database
+from agentmesh_dagster.store.group_writer import GroupWriter
+from agentmesh_dagster.store.run_rows import (
+    OPEN_STATUSES,
+    bind_run,
+    load_run,
+    move_run,
+    require_runs,
+    step_record,
+)
+from agentmesh_dagster.store.step_writer import StepWriter
+from agentmesh_dagster.store.tables import dagster_runs, leases, steps
+
+T = TypeVar("T")
+
+_READERS: Final = 4
+# Under the limits that databases set to the parameters of one statement.
+_MAX_KEYS_IN_QUERY: Final = 500
+
+
+class StoreJournal:
+    """Fulfils `runtime.ports.Journal`: its docstrings are the contract; here is what they leave open.
+
+    Writes go to the one writer thread of this object; reads to a few threads, each with a connection from the pool.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._step_writer = StepWriter(database)
+        self._writer = GroupWriter(database)
+        self._readers: ThreadPoolExecutor | None = None
+        self._closed = False
+        database.at_fork(self.leave_to_parent)
+
+    async def bind_run(self, run: Run, dagster_run_id: str) -> Run:
+        """Stores a run or finds it, and binds a Dagster run to it.
+
+        A further Dagster run makes a final or waiting run `running` again, at `resumed_at`; what ended it (output,
+        error, `finished_at`) is cleared. A stored `pending` run takes the status that `run` brings.
+
+        Raises:
+            RunRefused: The Dagster run works on another run (code `dagster-run-bound`).
+        """
+        return await self._writer.submit(
+            (run.id,),
+            lambda connection: bind_run(connection, self._database, run, dagster_run_id, self._clock.now()),
+        )
+
+    async def run_of(self, dagster_run_id: str) -> Run | None:
+        """The run that a Dagster run works on, or None where it is bound to none."""
+
+        def read(connection: Connection) -> Run | None:
+            run_id = connection.execute(
+                select(dagster_runs.c.run_id).where(dagster_runs.c.dagster_run_id == dagster_run_id)
+            ).scalar()
+            return None if run_id is None else load_run(connection, run_id)
+
+        return await self._read(read)
+
+    async def steps(self, run_id: str, keys: Collection[str] | None = None) -> dict[str, Step]:
+        """The steps of a run by key, in the order of their keys; all, or those named."""
+
+        def read(connection: Connection) -> dict[str, Step]:
+            query = select(steps).where(steps.c.run_id == run_id).order_by(steps.c.key)
+            if keys is not None and len(keys) <= _MAX_KEYS_IN_QUERY:
+                query = query.where(steps.c.key.in_(keys))
+            rows = connection.execute(query).mappings()
+            return {row["key"]: step_record(row) for row in rows if keys is None or row["key"] in keys}
+
+        return {} if keys is not None and not keys else await self._read(read)
+
+    async def record(self, step: Step, events: Sequence[Event] = ()) -> None:
+        """Inserts or replaces the row of a step, with its events.
+
+        A finished row that says the same (status, fingerprint, output, error, routing decision) is left as it is, and
+        its events are not written again.
+
+        Raises:
+            NotFound: The run is not stored (code `no-run`).
+            ReplayError: The stored row is finished and differs (code `step-finished`).
+        """
+        await self._writer.submit(
+            (step.run_id,), lambda connection: self._step_writer.write_step(connection, step, events)
+        )
+
+    async def record_events(self, events: Sequence[Event]) -> None:
+        """Appends events; one whose id is stored already is left out.
+
+        Raises:
+            NotFound: The run of one of them is not stored (code `no-run`).
+        """
+        run_ids = {event.run_id for event in events}
+
+        def write(connection: Connection) -> None:
+            require_runs(connection, run_ids)
+            self._step_writer.write_events(connection, events)
+
+        if events:
+            await self._writer.submit(run_ids, write)
+
+    async def finish_run(
+        self,
+        run_id: str,
+        status: RunStatus,
+        *,
+        at: datetime,
+        output: Json = None,
+        error: Json = None,
+        events: Sequence[Event] = (),
+    ) -> bool:
+        """Moves a run that is not final to `status`; `waiting` keeps output and error as they are.
+
+        Raises:
+            NotFound: The run is not stored (code `no-run`).
+        """
+        return await self._writer.submit(
+            (run_id,),
+            lambda connection: move_run(
+                connection,
+                self._database,
+                run_id,
+                status,
+                expected=OPEN_STATUSES,
+                at=at,
+                output=output,
+                error=error,
+                records=events,
+            ),
+        )
+
+    async def renew_lease(self, run_id: str, dagster_run_id: str, *, now: datetime, until: datetime) -> bool:
+        """Takes or renews the lease of a run; False where another Dagster run's lease has not expired at `now`.
+
+        Raises:
+            NotFound: The run is not stored (code `no-run`).
+        """
+
+        def write(connection: Connection) -> bool:
+            require_runs(connection, (run_id,))
+            insert = self._database.insert(leases).values(
+                run_id=run_id, dagster_run_id=dagster_run_id, expires_at=until
+            )
+            taken = insert.on_conflict_do_update(
+                index_elements=["run_id"],
+                set_={
+                    "dagster_run_id": insert.excluded.dagster_run_id,
+                    "expires_at": insert.excluded.expires_at,
+                },
+                where=or_(leases.c.dagster_run_id == dagster_run_id, leases.c.expires_at <= now),
+            )
+            return connection.execute(taken).rowcount == 1
+
+        return await self._writer.submit((run_id,), write)
+
+    async def release_lease(self, run_id: str, dagster_run_id: str) -> None:
+        """Gives the lease back; nothing happens where another Dagster run holds it."""
+        statement = delete(leases).where(leases.c.run_id == run_id, leases.c.dagster_run_id == dagster_run_id)
+
+        def write(connection: Connection) -> None:
+            connection.execute(statement)
+
+        await self._writer.submit((run_id,), write)
+
+    def close(self) -> None:
+        """Writes what was asked for until now, and ends the threads."""
+        self._closed = True
+        self._writer.close()
+        if self._readers is not None:
+            self._readers.shutdown()
+
+    def leave_to_parent(self) -> object:
+        """In a forked child: starts anew, and returns what must not be garbage collected."""
+        left = (self._writer.leave_to_parent(), self._readers)
+        self._readers = None
+        return left
+
+    async def _read(self, query: Callable[[Connection], T]) -> T:
+        if self._closed:
+            raise StoreError("the store is closed", code="closed")
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="agentmesh-reads")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_now, query)
+
+    def _read_now(self, query: Callable[[Connection], T]) -> T:
+        with self._database.read() as connection:
+            return query(connection)

@@ -1,0 +1,280 @@
+"""Runs, for commands and sensors: lists, traces, stats, and the compare-and-set of a status."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import func, select
+
+from agentmesh_dagster.clock import Clock
+from agentmesh_dagster.errors import NotFound
+from agentmesh_dagster.records import Event, Json, Lease, Run, RunSource, RunStatus, Step
+from agentmesh_dagster.store.engine import Database
+from agentmesh_dagster.store.run_rows import (
+    OPEN_STATUSES,
+    event_record,
+    insert_events,
+    load_run,
+    load_runs,
+    move_run,
+    require_runs,
+    step_record,
+)
+from agentmesh_dagster.store.tables import dagster_runs, events, leases, runs, steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStats:
+    """What the runs of a definition came to."""
+
+    runs: int
+    by_status: dict[str, int] = field(default_factory=dict[str, int])
+    """How many runs stand in each status; statuses without runs are left out."""
+    success_rate: float | None = None
+    """Succeeded among succeeded and failed, from 0 to 1; None before the first of them."""
+    mean_duration_ms: float | None = None
+    """Over succeeded, failed and canceled runs."""
+    p95_duration_ms: int | None = None
+    """95 of 100 such runs took no longer (nearest rank)."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+    last_run_id: str | None = None
+    last_run_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedRun:
+    """A run that is not final, with its lease where a Dagster run holds or held one."""
+
+    run: Run
+    lease: Lease | None
+
+
+class Runs:
+    """Reads runs; the journal writes them."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def get(self, run_id: str) -> Run:
+        """The run.
+
+        Args:
+            run_id: Its id, or the id of any of its Dagster runs.
+
+        Raises:
+            NotFound: There is none (code `no-run`).
+        """
+        with self._database.read() as connection:
+            found = load_run(connection, run_id)
+            if found is None:
+                owner = connection.execute(
+                    select(dagster_runs.c.run_id).where(dagster_runs.c.dagster_run_id == run_id)
+                ).scalar()
+                found = None if owner is None else load_run(connection, owner)
+        if found is None:
+            raise NotFound(f"there is no run {run_id!r}; `agentmesh runs list` shows what is", code="no-run")
+        return found
+
+    def list(
+        self,
+        project: str,
+        *,
+        kind: str | None = None,
+        slug: str | None = None,
+        status: RunStatus | Collection[RunStatus] | None = None,
+        source: RunSource | None = None,
+        parent_run_id: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = 50,
+    ) -> builtins.list[Run]:
+        """The newest runs first.
+
+        Args:
+            project: The project's slug.
+            kind: One of `constants.KINDS`.
+            slug: The definition's.
+            status: One status, or several.
+            source: Who or what started them.
+            parent_run_id: Started by this run.
+            since: Stored at this moment or later.
+            limit: At most so many; None for all.
+        """
+        query = select(runs).where(runs.c.project == project)
+        for column, wanted in (
+            (runs.c.kind, kind),
+            (runs.c.slug, slug),
+            (runs.c.source, None if source is None else source.value),
+            (runs.c.parent_run_id, parent_run_id),
+        ):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        if status is not None:
+            statuses = [status] if isinstance(status, RunStatus) else status
+            query = query.where(runs.c.status.in_([each.value for each in statuses]))
+        if since is not None:
+            query = query.where(runs.c.created_at >= since)
+        query = query.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+        with self._database.read() as connection:
+            return load_runs(connection, connection.execute(query).mappings().all())
+
+    def steps(self, run_id: str) -> builtins.list[Step]:
+        """The steps of a run, in the order in which they started; those that never did come last."""
+        query = select(steps).where(steps.c.run_id == run_id)
+        with self._database.read() as connection:
+            found = [step_record(row) for row in connection.execute(query).mappings()]
+        return sorted(found, key=_by_start)
+
+    def events(
+        self,
+        run_id: str,
+        *,
+        type: str | None = None,
+        step_key: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> builtins.list[Event]:
+        """The events of a run, in the order in which they were committed.
+
+        Args:
+            run_id: The run.
+            type: Such as `step.completed`; `step.*` for all that begin so.
+            step_key: Those of one step.
+            after: Only what came after the event of this id: no event is missed by asking so again and again.
+            limit: At most so many.
+        """
+        query = select(events).where(events.c.run_id == run_id).order_by(events.c.seq).limit(limit)
+        if type is not None:
+            is_family = type.endswith(".*")
+            query = query.where(
+                events.c.type.startswith(type[:-1], autoescape=True) if is_family else events.c.type == type
+            )
+        if step_key is not None:
+            query = query.where(events.c.step_key == step_key)
+        if after is not None:
+            query = query.where(
+                events.c.seq > select(events.c.seq).where(events.c.id == after).scalar_subquery()
+            )
+        with self._database.read() as connection:
+            return [event_record(row) for row in connection.execute(query).mappings()]
+
+    def stats(self, project: str, kind: str, slug: str) -> RunStats:
+        """What the runs of a definition came to, over all its versions."""
+        mine = (runs.c.project == project, runs.c.kind == kind, runs.c.slug == slug)
+        totals = select(
+            runs.c.status,
+            func.count(),
+            func.sum(runs.c.input_tokens),
+            func.sum(runs.c.output_tokens),
+            func.sum(runs.c.cost_usd),
+            func.count(runs.c.duration_ms),
+            func.sum(runs.c.duration_ms),
+        )
+        with self._database.read() as connection:
+            groups = connection.execute(totals.where(*mine).group_by(runs.c.status)).all()
+            timed = int(sum(group[5] for group in groups))
+            durations = select(runs.c.duration_ms).where(*mine, runs.c.duration_ms.is_not(None))
+            p95 = (
+                connection.execute(
+                    durations.order_by(runs.c.duration_ms).offset(math.ceil(0.95 * timed) - 1).limit(1)
+                ).scalar()
+                if timed
+                else None
+            )
+            newest = select(runs.c.id, runs.c.created_at).where(*mine)
+            last = connection.execute(
+                newest.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1)
+            ).first()
+        by_status = {group[0]: int(group[1]) for group in groups}
+        succeeded = by_status.get(RunStatus.SUCCEEDED.value, 0)
+        judged = succeeded + by_status.get(RunStatus.FAILED.value, 0)
+        return RunStats(
+            runs=sum(by_status.values()),
+            by_status=by_status,
+            success_rate=succeeded / judged if judged else None,
+            mean_duration_ms=float(sum(group[6] or 0 for group in groups)) / timed if timed else None,
+            p95_duration_ms=p95,
+            input_tokens=int(sum(group[2] for group in groups)),
+            output_tokens=int(sum(group[3] for group in groups)),
+            cost_usd=float(sum(group[4] for group in groups)),
+            last_run_id=None if last is None else last[0],
+            last_run_at=None if last is None else last[1],
+        )
+
+    def unfinished(self, project: str | None = None) -> builtins.list[UnfinishedRun]:
+        """The runs that are not final, the oldest first, with their leases; of all projects where none is named."""
+        query = select(runs).where(runs.c.status.in_(OPEN_STATUSES)).order_by(runs.c.created_at, runs.c.id)
+        held = select(leases).join(runs, runs.c.id == leases.c.run_id).where(runs.c.status.in_(OPEN_STATUSES))
+        if project is not None:
+            query = query.where(runs.c.project == project)
+        with self._database.read() as connection:
+            found = load_runs(connection, connection.execute(query).mappings().all())
+            lease_of = {
+                row["run_id"]: Lease(
+                    run_id=row["run_id"], dagster_run_id=row["dagster_run_id"], expires_at=row["expires_at"]
+                )
+                for row in connection.execute(held).mappings()
+            }
+        return [UnfinishedRun(run=run, lease=lease_of.get(run.id)) for run in found]
+
+    def set_status(
+        self,
+        run_id: str,
+        from_statuses: Collection[RunStatus],
+        to: RunStatus,
+        *,
+        at: datetime | None = None,
+        output: Json = None,
+        error: Json = None,
+        events: Sequence[Event] = (),
+    ) -> bool:
+        """Moves a run from one of `from_statuses` to another status, by compare-and-set, with events.
+
+        Args:
+            run_id: The run.
+            from_statuses: Where it must stand.
+            to: Where it goes.
+            at: When; default now.
+            output: Stored with a final status.
+            error: Stored with a final status.
+            events: Written with the change.
+
+        Returns:
+            Whether this call moved it; otherwise nothing was written.
+
+        Raises:
+            NotFound: There is no such run (code `no-run`).
+        """
+        with self._database.write() as connection:
+            return move_run(
+                connection,
+                self._database,
+                run_id,
+                to,
+                expected=[status.value for status in from_statuses],
+                at=at or self._clock.now(),
+                output=output,
+                error=error,
+                records=events,
+            )
+
+    def add_events(self, records: Sequence[Event]) -> None:
+        """Appends events; one whose id is stored already is left out.
+
+        Raises:
+            NotFound: The run of one of them is not stored (code `no-run`).
+        """
+        with self._database.write() as connection:
+            require_runs(connection, {event.run_id for event in records})
+            insert_events(connection, self._database, records)
+
+
+def _by_start(step: Step) -> tuple[bool, str, str]:
+    begun = step.started_at or step.queued_at or step.finished_at
+    return begun is None, "" if begun is None else begun.isoformat(timespec="microseconds"), step.key

@@ -1,0 +1,394 @@
+"""Checks a document against all rules at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from pydantic import BaseModel, ValidationError
+
+from agentmesh_dagster.constants import KINDS
+from agentmesh_dagster.records import Json
+from agentmesh_dagster.specs.base import MarkedField, SpecModel
+from agentmesh_dagster.specs.documents import (
+    Document,
+    EdgeSpec,
+    NodeSpec,
+    document_model,
+)
+from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object, raw_marks
+from agentmesh_dagster.specs.names import job_name
+from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
+from agentmesh_dagster.specs.normalize import Normalized, normalize
+from agentmesh_dagster.specs.problems import Problem, suggestion
+from agentmesh_dagster.specs.resolve import DocumentLibrary, Library, check_references
+from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
+from agentmesh_dagster.validation.document_rules import (
+    input_schema_problems,
+    known_type,
+    reference_problems,
+    schema_problems,
+    slug_problems,
+)
+from agentmesh_dagster.validation.expression_rules import (
+    agent_expression_problems,
+    tool_expression_problems,
+    workflow_expression_problems,
+)
+from agentmesh_dagster.validation.graph_rules import graph_problems
+from agentmesh_dagster.validation.mapping_rules import mapping_problems
+from agentmesh_dagster.validation.prudence_rules import prudence_problems
+from agentmesh_dagster.validation.shape import checked, json_problems
+from agentmesh_dagster.validation.view import EdgeView, NodeView, WorkflowView
+
+MAX_NODES: Final = 2_000
+MAX_EDGES: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the check of one document came to."""
+
+    document: Document | None
+    """The document, or None where there are errors."""
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that keep the document from being stored."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """The problems that block nothing."""
+        return tuple(problem for problem in self.problems if problem.severity == "warning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Context:
+    node_configs: Mapping[str, type[NodeConfig]]
+    tool_configs: Mapping[str, type[SpecModel]]
+    library: Library | None
+    secrets_known: Callable[[str], bool] | None
+
+
+def validate_document(
+    raw: Json,
+    *,
+    node_configs: Mapping[str, type[NodeConfig]] = BUILTIN_NODE_CONFIGS,
+    tool_configs: Mapping[str, type[SpecModel]] = BUILTIN_TOOL_CONFIGS,
+    library: Library | None = None,
+    secrets_known: Callable[[str], bool] | None = None,
+) -> Checked:
+    """Checks a normalised document; finds all problems at once, and never raises for what it finds.
+
+    Args:
+        raw: The document, in the spelling of `specs.normalize`.
+        node_configs: Config models of the node types.
+        tool_configs: Config models of the tool types.
+        library: Where referred documents are found; without one, references are checked for their form alone.
+        secrets_known: Whether a secret is configured; without it, that is not looked at.
+    """
+    context = _Context(
+        node_configs=node_configs, tool_configs=tool_configs, library=library, secrets_known=secrets_known
+    )
+    if not isinstance(raw, dict):
+        return _refused(
+            "not-an-object", "", "The document is not an object", "Write 'kind: workflow', 'slug: ...', ..."
+        )
+    problems = list(json_problems(raw))
+    document = as_object(cast("object", raw))
+    if document is None or any(problem.code == "too-deep" for problem in problems):
+        return Checked(None, tuple(problems))
+    kind = document.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        known = ", ".join(KINDS)
+        if kind is None:
+            return _refused("kind-unknown", "kind", "The document has no 'kind'", f"Add one: {known}")
+        mend = suggestion(kind, KINDS) if isinstance(kind, str) else f"Known kinds are {known}"
+        return _refused("kind-unknown", "kind", f"Unknown kind {str(kind)[:80]!r}", mend)
+    problems += _all_problems(kind, document, context)
+    model = document_model(kind)
+    complete: Document | None = None
+    if not any(problem.severity == "error" for problem in problems):
+        try:
+            complete = model.model_validate(document)
+        except ValidationError as error:
+            # Each part was checked by itself; what only the whole refuses is told as it comes.
+            sentence = str(error.errors()[0]["msg"])
+            problems.append(Problem.of("field-invalid", "", sentence, "Correct the document"))
+    if complete is not None and library is not None:
+        held = _with_root(complete, library)
+        problems += check_references(
+            complete, held, node_configs=context.node_configs, tool_configs=context.tool_configs
+        )
+        if any(problem.severity == "error" for problem in problems):
+            complete = None
+    return Checked(complete, tuple(_in_order(problems)))
+
+
+def _with_root(document: Document, library: Library) -> Library:
+    return DocumentLibrary([document], library)
+
+
+def _refused(code: str, path: str, message: str, mend: str) -> Checked:
+    return Checked(None, (Problem.of(code, path, message, mend),))
+
+
+def _in_order(problems: Sequence[Problem]) -> list[Problem]:
+    """Errors before warnings, each kind as found."""
+    unique = list(dict.fromkeys(problems))
+    return sorted(unique, key=lambda problem: problem.severity != "error")
+
+
+def _all_problems(kind: str, raw: JsonObject, context: _Context) -> list[Problem]:
+    problems: list[Problem] = []
+    model = document_model(kind)
+    shape = dict(raw)
+    if kind == "workflow":
+        nodes, edges = as_list(raw.get("nodes")), as_list(raw.get("edges"))
+        for name, items, limit in (("nodes", nodes, MAX_NODES), ("edges", edges, MAX_EDGES)):
+            if items is not None and len(items) > limit:
+                message = f"There are {len(items)} {name}, and at most {limit} are allowed"
+                problems.append(
+                    Problem.of(f"too-many-{name}", name, message, "Divide the work among several workflows")
+                )
+        if problems:
+            return problems
+        # Nodes and edges are checked one by one.
+        shape |= {name: [] for name, items in (("nodes", nodes), ("edges", edges)) if items is not None}
+    checked(model, shape, "", problems)
+    problems += slug_problems(kind, raw.get("slug"))
+    marks: dict[str, MarkedField] = {}
+    _collect(marks, model, shape, "")
+    if kind in ("workflow", "tool"):
+        problems += input_schema_problems(raw)
+    if kind == "agent":
+        problems += agent_expression_problems(raw, context.secrets_known)
+    if kind == "tool":
+        problems += _tool_problems(raw, context, marks)
+    view = _view(raw, context, problems, marks) if kind == "workflow" else None
+    problems += schema_problems(marks)
+    problems += reference_problems(marks)
+    if view is not None:
+        facts = graph_problems(view, problems)
+        problems += workflow_expression_problems(view, facts, context.secrets_known)
+        if context.library is not None:
+            problems += mapping_problems(view, context.library)
+        problems += prudence_problems(view, facts, context.library)
+    return problems
+
+
+def _collect(marks: dict[str, MarkedField], model: type[BaseModel], raw: JsonObject, path: str) -> None:
+    for marked in raw_marks(model, raw, path):
+        marks[marked.path] = marked
+
+
+def _tool_problems(raw: JsonObject, context: _Context, marks: dict[str, MarkedField]) -> Iterator[Problem]:
+    config_type: type[SpecModel] | None = None
+    kind = raw.get("type")
+    if isinstance(kind, str):
+        yield from known_type("tool-type-unknown", "type", "tool", kind, context.tool_configs)
+        config_type = context.tool_configs.get(kind)
+    config = as_object(raw.get("config", {}))
+    if config_type is not None and config is not None:
+        problems: list[Problem] = []
+        checked(config_type, config, "config", problems)
+        yield from problems
+        _collect(marks, config_type, config, "config")
+    yield from tool_expression_problems(raw, config_type, context.secrets_known)
+
+
+def _view(
+    raw: JsonObject, context: _Context, problems: list[Problem], marks: dict[str, MarkedField]
+) -> WorkflowView:
+    nodes: list[NodeView] = []
+    is_complete = isinstance(raw.get("nodes"), list)
+    for index, value in enumerate(as_list(raw.get("nodes")) or []):
+        node = _node(index, value, context, problems, marks)
+        if node is not None:
+            nodes.append(node)
+        is_complete = is_complete and node is not None and node.config_type is not None
+    edges: list[EdgeView] = []
+    given = as_list(raw.get("edges"))
+    for index, value in enumerate(given or []):
+        edge = _edge(index, value, problems)
+        if edge is not None:
+            edges.append(edge)
+    settings = as_object(raw.get("settings")) or {}
+    return WorkflowView(
+        raw=raw,
+        all_nodes=tuple(nodes),
+        edges=tuple(edges),
+        is_complete=is_complete,
+        has_edges=given is not None and len(edges) == len(given),
+        input_schema=as_object(raw.get("input_schema", {"type": "object"})),
+        state_schema=as_object(raw.get("state_schema")),
+        has_node_timeout=settings.get("node_timeout_s") is not None,
+    )
+
+
+def _node(
+    index: int, value: Json, context: _Context, problems: list[Problem], marks: dict[str, MarkedField]
+) -> NodeView | None:
+    path = f"nodes[{index}]"
+    raw = as_object(value)
+    if raw is None:
+        problems.append(
+            Problem.of("field-invalid", path, "A node must be an object", "Write {id: ..., type: ...}")
+        )
+        return None
+    spec, _ = checked(NodeSpec, raw, path, problems)
+    _collect(marks, NodeSpec, raw, path)
+    kind = raw["type"] if isinstance(raw.get("type"), str) else None
+    config_type = context.node_configs.get(kind) if kind is not None else None
+    if kind is not None:
+        problems += known_type("node-type-unknown", f"{path}.type", "node", kind, context.node_configs)
+    config: NodeConfig | None = None
+    given = as_object(raw.get("config", {}))
+    if config_type is not None and given is not None:
+        found, wrong = checked(config_type, given, f"{path}.config", problems)
+        # Of a config with a wrong field the handles are not known.
+        config = None if wrong & _handle_fields(config_type) else found
+        _collect(marks, config_type, given, f"{path}.config")
+    if not isinstance(raw.get("id"), str):
+        return None
+    return NodeView(
+        index=index, id=raw["id"], type=kind, raw=raw, spec=spec, config_type=config_type, config=config
+    )
+
+
+def _handle_fields(config_type: type[NodeConfig]) -> frozenset[str]:
+    """Fields on which handles may depend: those of types that have named handles."""
+    if config_type.handles is NodeConfig.handles:
+        return frozenset()
+    return frozenset(config_type.model_fields)
+
+
+def _edge(index: int, value: Json, problems: list[Problem]) -> EdgeView | None:
+    path = f"edges[{index}]"
+    raw = as_object(value)
+    if raw is None:
+        problems.append(
+            Problem.of("field-invalid", path, "An edge must be an object", "Write {source: ..., target: ...}")
+        )
+        return None
+    checked(EdgeSpec, raw, path, problems)
+    source, target, handle = (raw.get(k) for k in ("source", "target", "source_handle"))
+    return EdgeView(
+        index=index,
+        source=source if isinstance(source, str) else None,
+        target=target if isinstance(target, str) else None,
+        handle=handle if isinstance(handle, str) else None,
+        raw=raw,
+    )
+
+
+def validate_set(documents: Sequence[Json]) -> list[tuple[Problem, ...]]:
+    """Problems between the documents of one import, each told at the later one; one tuple for each document."""
+    seen: dict[tuple[str, str], int] = {}
+    jobs: dict[str, tuple[str, str]] = {}
+    found: list[tuple[Problem, ...]] = []
+    for number, value in enumerate(documents):
+        problems: list[Problem] = []
+        document = as_object(value) or {}
+        kind, slug = document.get("kind"), document.get("slug")
+        if isinstance(kind, str) and isinstance(slug, str):
+            first = seen.setdefault((kind, slug), number)
+            if first != number:
+                problems.append(
+                    Problem.of(
+                        "document-duplicate",
+                        "slug",
+                        f"The {kind} {slug!r} is there twice, as documents {first + 1} and {number + 1}",
+                        "Keep one, or give one another slug",
+                    )
+                )
+            problem = job_collision(kind, slug, jobs)
+            if problem is not None:
+                problems.append(problem)
+            jobs.setdefault(job_name(kind, slug), (kind, slug))
+        found.append(tuple(problems))
+    return found
+
+
+def job_collision(kind: str, slug: str, jobs: Mapping[str, tuple[str, str]]) -> Problem | None:
+    """The problem of a document whose Dagster job another document has.
+
+    Args:
+        kind: Of the document.
+        slug: Of the document.
+        jobs: Job name to the kind and slug of the document that has it.
+    """
+    job = job_name(kind, slug)
+    other = jobs.get(job)
+    if other is None or other == (kind, slug):
+        return None
+    return Problem.of(
+        "job-name-collision",
+        "slug",
+        f"The {kind} {slug!r} and the {other[0]} {other[1]!r} are both the Dagster job {job!r}",
+        "Choose another slug",
+    )
+
+
+@dataclass(frozen=True)
+class CheckedSource:
+    """One document of an import, checked; paths are those of the author's text."""
+
+    raw: Json
+    """The normalised document."""
+    source: int
+    """The number of the raw document that it was written in."""
+    checked: Checked
+
+
+def validate_raw(
+    raws: Sequence[Json],
+    *,
+    node_configs: Mapping[str, type[NodeConfig]] = BUILTIN_NODE_CONFIGS,
+    tool_configs: Mapping[str, type[SpecModel]] = BUILTIN_TOOL_CONFIGS,
+    library: Library | None = None,
+    secrets_known: Callable[[str], bool] | None = None,
+) -> list[CheckedSource]:
+    """Normalises and checks documents as read from files, together: they find each other before the library's.
+
+    Args:
+        raws: Documents as their authors wrote them.
+        node_configs: Config models of the node types.
+        tool_configs: Config models of the tool types.
+        library: Where documents outside of `raws` are found; without one, references are checked for form alone.
+        secrets_known: Whether a secret is configured.
+    """
+    normalized = [normalize(raw, node_configs=node_configs, tool_configs=tool_configs) for raw in raws]
+    places = [(number, n, inner) for number, n in enumerate(normalized) for inner in range(len(n.documents))]
+    documents = [n.documents[inner] for _, n, inner in places]
+
+    def check(document: Json, seen: Library | None) -> Checked:
+        return validate_document(
+            document,
+            node_configs=node_configs,
+            tool_configs=tool_configs,
+            library=seen,
+            secrets_known=secrets_known,
+        )
+
+    results = [check(document, None) for document in documents]
+    if library is not None:
+        valid = [result.document for result in results if result.document is not None]
+        everything = DocumentLibrary(valid, library)
+        results = [check(document, everything) for document in documents]
+    between = validate_set(documents)
+    return [
+        CheckedSource(document, number, _at_author(result, between[n], normal, inner))
+        for n, ((number, normal, inner), document, result) in enumerate(
+            zip(places, documents, results, strict=True)
+        )
+    ]
+
+
+def _at_author(result: Checked, more: tuple[Problem, ...], normal: Normalized, inner: int) -> Checked:
+    origin = normal.origins[inner]
+    problems = tuple(replace(p, path=origin.author_path(p.path)) for p in (*result.problems, *more))
+    return Checked(None if more else result.document, tuple(_in_order(problems)))

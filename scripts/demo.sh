@@ -1,0 +1,41 @@
+#!/bin/sh
+# The demo: a fresh project in .demo/, one example pack published, one run. `demo.sh dev` opens the UI on it.
+# The models of the pack are offline stand-ins: no network, no API key.
+set -eu
+cd "$(dirname "$0")/.."
+root=$(pwd)
+
+export DAGSTER_HOME="$root/.demo"
+export DAGSTER_DISABLE_TELEMETRY=yes
+unset AGENTMESH_DATABASE_URL AGENTMESH_PROJECT AGENTMESH_DAGSTER_URL
+
+step() { printf '\n\033[1m%s\033[0m\n' "\$ $*"; "$@"; }
+
+start() {
+    rm -rf "$DAGSTER_HOME"
+    mkdir -p "$DAGSTER_HOME"
+    cat >"$DAGSTER_HOME/dagster.yaml" <<YAML
+telemetry: {enabled: false}
+sensors: {use_threads: true, num_workers: 4}
+YAML
+    step agentmesh import packs/support_triage --publish
+}
+
+if [ "${1:-}" = dev ]; then
+    [ -e "$DAGSTER_HOME/dagster.yaml" ] || start
+    exec agentmesh dev
+fi
+
+start
+step agentmesh run workflow support-triage --input @packs/support_triage/input.json
+
+cat <<END
+
+The run is in Dagster's history as the job support_triage. To see it in Dagster's UI:
+
+    make dev
+
+or, without make:
+
+    DAGSTER_HOME=$DAGSTER_HOME $(command -v agentmesh) dev
+END

@@ -1,0 +1,30 @@
+"""What holds for all tests: no settings or keys from outside, and no connection to another machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+
+_FOREIGN = re.compile(
+    r"AGENTMESH_.*|DAGSTER_.*|LITELLM_.*|AWS_.*|AZURE_.*|GOOGLE_.*|VERTEX.*|OPENAI_.*|ANTHROPIC_.*"
+    r"|.*_API_KEY|.*_API_TOKEN|.*_API_BASE|HF_TOKEN|(HTTPS?|ALL|NO)_PROXY|PG[A-Z]+",
+    re.IGNORECASE,
+)
+_GUARD = str(Path(__file__).parent / "network_guard")
+
+# At import and not in a fixture: what a test module imports must not see them either.
+for _name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
+    del os.environ[_name]
+os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_GUARD, os.environ.get("PYTHONPATH")]))
+sys.path.insert(0, _GUARD)
+
+import network_guard  # noqa: E402 - its folder is on the path from here on
+
+network_guard.install()
+
+# The databases of the store's contract suite, as fixtures for all tests.
+pytest_plugins = ["store_fixtures"] if importlib.util.find_spec("store_fixtures") else []

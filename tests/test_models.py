@@ -1,0 +1,284 @@
+"""Model calls through the real LiteLLM, over real HTTP, against a local OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from fake_provider import FakeProvider
+
+from agentmesh_dagster.errors import DefinitionError, ModelError
+from agentmesh_dagster.llm.client import ModelRouter, parse_limits
+from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest
+
+KEY = "sk-test-0123456789abcdef"
+SCHEMA = {"type": "object", "required": ["risk"], "properties": {"risk": {"enum": ["low", "high"]}}}
+T = TypeVar("T")
+
+
+def run(work: Callable[[ModelRouter], Awaitable[T]], limits: dict[str, int] | None = None) -> T:
+    async def body() -> T:
+        router = ModelRouter(limits or {})
+        try:
+            return await work(router)
+        finally:
+            await router.aclose()
+
+    return asyncio.run(body())
+
+
+def ask(request: ModelRequest, **limits: int) -> ModelReply:
+    return run(lambda router: router.complete(request), limits)
+
+
+def refused(request: ModelRequest) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        ask(request)
+    assert KEY not in json.dumps(caught.value.to_json())
+    assert KEY not in repr(caught.value)
+    return caught.value
+
+
+def request_to(fake: FakeProvider, **changes: Any) -> ModelRequest:
+    request = ModelRequest(
+        models=("openai/fake",),
+        messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}),
+        settings={"api_base": fake.base_url, "api_key": KEY, "temperature": 0.2, "max_tokens": 50},
+        timeout_s=20,
+    )
+    return replace(request, **changes)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeProvider]:
+    with FakeProvider() as server:
+        yield server
+
+
+def test_plain_answer_with_tokens(fake: FakeProvider) -> None:
+    fake.push({"text": "Good day", "usage": [12, 3]})
+    reply = ask(request_to(fake, idempotency_key="run/step/1"))
+    assert reply == ModelReply(text="Good day", model="openai/fake", input_tokens=12, output_tokens=3)
+    (seen,) = fake.requests
+    assert seen.body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+    ]
+    assert (seen.body["model"], seen.body["temperature"], seen.body["max_tokens"]) == ("fake", 0.2, 50)
+    assert seen.headers["authorization"] == f"Bearer {KEY}"
+    assert seen.headers["idempotency-key"] == "run/step/1"
+
+
+def test_cost_is_recorded_where_the_price_is_known(fake: FakeProvider) -> None:
+    fake.push({"text": "x", "usage": [1_000_000, 0]})
+    assert ask(request_to(fake, models=("openai/gpt-4o-mini",))).cost_usd == pytest.approx(0.15, rel=0.5)
+
+
+def test_structured_answer(fake: FakeProvider) -> None:
+    reply = ask(request_to(fake, output_schema=SCHEMA))
+    assert json.loads(reply.text) == {"risk": "low"}
+    assert fake.requests[0].body["response_format"]["json_schema"]["schema"] == SCHEMA
+
+
+def test_tool_calls_are_passed_on(fake: FakeProvider) -> None:
+    fake.push({"tool_calls": [{"name": "pay", "arguments": {"amount": 5}}]})
+    reply = ask(request_to(fake))
+    assert (reply.text, reply.finish_reason) == ("", "tool_calls")
+    assert reply.tool_calls == (
+        {"id": "call_0", "type": "function", "function": {"name": "pay", "arguments": '{"amount": 5}'}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "retryable"),
+    [
+        ({"status": 429, "retry_after": 1}, "model-rate-limited", True),
+        ({"status": 500}, "model-unavailable", True),
+        ({"status": 503}, "model-unavailable", True),
+        ({"status": 408}, "model-timeout", True),
+        ({"status": 409}, "model-unavailable", True),
+        ({"status": 401, "message": f"Incorrect API key provided: {KEY}"}, "model-auth", False),
+        (
+            {"status": 401, "message": "Incorrect API key provided: sk-te***************cdef."},
+            "model-auth",
+            False,
+        ),
+        ({"status": 403}, "model-auth", False),
+        ({"status": 400, "message": f"bad header Authorization: Bearer {KEY}"}, "model-bad-request", False),
+        ({"status": 404}, "model-bad-request", False),
+        ({"status": 422}, "model-bad-request", False),
+        ({"malformed": True}, "model-malformed", True),
+        ({"body": {"hello": "world"}}, "model-malformed", True),
+        ({"body": {"choices": []}}, "model-malformed", True),
+        ({"disconnect": True}, "model-unavailable", True),
+    ],
+)
+def test_failures_have_stable_words(
+    fake: FakeProvider, answer: dict[str, Any], code: str, retryable: bool
+) -> None:
+    fake.push(answer)
+    error = refused(request_to(fake))
+    assert (error.code, error.retryable) == (code, retryable), error.message
+    assert (error.provider, error.model) == ("openai", "openai/fake")
+    assert "cdef" not in error.message
+    assert fake.count == 1, "nothing but AgentMesh repeats a call"
+
+
+def test_429_is_retryable_and_the_next_call_succeeds(fake: FakeProvider) -> None:
+    fake.push({"status": 429}, {"text": "now"})
+
+    async def twice(router: ModelRouter) -> str:
+        with pytest.raises(ModelError) as caught:
+            await router.complete(request_to(fake))
+        assert caught.value.retryable
+        return (await router.complete(request_to(fake))).text
+
+    assert run(twice) == "now"
+
+
+def test_hang_is_cut_by_the_timeout_and_closes_the_connection(fake: FakeProvider) -> None:
+    fake.push({"hang": True})
+
+    async def hang(router: ModelRouter) -> ModelError:
+        with pytest.raises(ModelError) as caught:
+            await router.complete(request_to(fake, timeout_s=0.3))
+        return caught.value
+
+    started = time.monotonic()
+    error = run(hang)
+    assert time.monotonic() - started < 5
+    assert (error.code, error.retryable) == ("model-timeout", True)
+    assert "0.3 s" in error.message
+
+
+def test_timeout_in_model_settings_bounds_the_call(fake: FakeProvider) -> None:
+    fake.push({"hang": True})
+    request = request_to(fake)
+    error = refused(replace(request, settings={**request.settings, "timeout_s": 0.3}))
+    assert error.code == "model-timeout"
+
+
+def test_canceling_the_coroutine_cancels_the_request(fake: FakeProvider) -> None:
+    fake.push({"hang": True})
+
+    async def cancel(router: ModelRouter) -> None:
+        task = asyncio.create_task(router.complete(request_to(fake)))
+        await asyncio.to_thread(fake.wait_for, 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(fake.wait_for_cut)
+
+    run(cancel)
+
+
+def test_nobody_listens() -> None:
+    with FakeProvider() as gone:
+        request = request_to(gone)
+    error = refused(request)
+    assert (error.code, error.retryable) == ("model-unavailable", True)
+
+
+def test_second_model_after_a_retryable_failure() -> None:
+    with FakeProvider(by_model={"bad": [{"status": 500}], "good": [{"text": "second"}]}) as fake:
+        reply = ask(request_to(fake, models=("openai/bad", "openai/good")))
+    assert (reply.text, reply.model) == ("second", "openai/good")
+    (failure,) = reply.failures
+    assert (failure["code"], failure["context"]["model"]) == ("model-unavailable", "openai/bad")
+
+
+def test_no_second_model_after_a_refused_key() -> None:
+    with FakeProvider(by_model={"bad": [{"status": 401}]}) as fake:
+        error = refused(request_to(fake, models=("openai/bad", "openai/good")))
+        assert fake.count == 1
+    assert error.code == "model-auth"
+
+
+def test_last_error_carries_the_others() -> None:
+    with FakeProvider(default={"status": 500}) as fake:
+        error = refused(request_to(fake, models=("openai/a", "openai/b", "openai/c")))
+        assert [request.model for request in fake.requests] == ["a", "b", "c"]
+    assert error.model == "openai/c"
+    assert [failure["context"]["model"] for failure in error.context["failures"]] == ["openai/a", "openai/b"]
+
+
+def test_real_model_falls_back_to_a_stand_in() -> None:
+    with FakeProvider(default={"status": 503}) as fake:
+        reply = ask(request_to(fake, models=("openai/fake", "offline/echo")))
+    assert (reply.text, reply.model) == ("Hello", "offline/echo")
+
+
+def test_unknown_provider_is_a_bad_request(fake: FakeProvider) -> None:
+    error = refused(request_to(fake, models=("nosuchthing",), settings={}))
+    assert (error.code, error.retryable) == ("model-bad-request", False)
+    assert "nosuchthing" in error.message
+
+
+def test_settings_that_agentmesh_decides_are_refused(fake: FakeProvider) -> None:
+    request = request_to(fake)
+    error = refused(replace(request, settings={**request.settings, "stream": True}))
+    assert error.code == "model-bad-request"
+    assert "'stream'" in error.message
+    assert fake.count == 0
+
+
+@pytest.mark.parametrize("limits", [{"openai": 2}, {"*": 2}, {"openai/fake": 2}])
+def test_limits_bound_concurrent_calls(limits: dict[str, int]) -> None:
+    with FakeProvider(default={"text": "x", "delay_s": 0.1}) as fake:
+
+        async def many(router: ModelRouter) -> int:
+            replies = await asyncio.gather(*(router.complete(request_to(fake)) for _ in range(6)))
+            return len(replies)
+
+        assert run(many, limits) == 6
+        assert fake.most_active == 2
+
+
+def test_limits_are_read_from_text() -> None:
+    assert parse_limits("20, openai=30,openai/gpt-5-mini = 5") == {
+        "*": 20,
+        "openai": 30,
+        "openai/gpt-5-mini": 5,
+    }
+    with pytest.raises(DefinitionError, match="'openai=many'"):
+        parse_limits("openai=many")
+
+
+def test_import_and_calls_leave_nothing_behind(tmp_path: Any) -> None:
+    """In a fresh process with warnings as errors: no output, no price download, no key in any log."""
+    with FakeProvider(replies=[{"text": "hi"}, {"status": 401, "message": f"no {KEY}"}]) as fake:
+        program = f"""
+import asyncio, logging, sys
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+from agentmesh_dagster.llm.client import ModelRouter
+from agentmesh_dagster.runtime.ports import ModelRequest
+assert "litellm" not in sys.modules
+request = ModelRequest(models=("openai/fake",), messages=({{"role": "user", "content": "hi"}},),
+                       settings={{"api_base": {fake.base_url!r}, "api_key": {KEY!r}}})
+async def main():
+    router = ModelRouter({{}})
+    assert (await router.complete(request)).text == "hi"
+    try:
+        await router.complete(request)
+    except Exception as error:
+        print("ended:", error.code)
+asyncio.run(main())
+"""
+        done = subprocess.run(
+            [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "ended: model-auth" in done.stdout
+    assert KEY not in done.stdout + done.stderr
+    assert "litellm.ai" not in done.stdout + done.stderr.lower()
+    assert "Unclosed" not in done.stderr

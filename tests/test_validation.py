@@ -1,0 +1,619 @@
+"""The rules for documents: each is broken once, and the problem names its place and a mend."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentmesh_dagster.specs.documents import AgentSpec, ToolSpec, WorkflowSpec
+from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
+from agentmesh_dagster.specs.resolve import DocumentLibrary
+from agentmesh_dagster.validation import (
+    RULES,
+    Problem,
+    rules_table,
+    validate_document,
+    validate_raw,
+    validate_set,
+)
+
+Json = Any
+
+
+def workflow(**changes: Json) -> dict[str, Json]:
+    """A valid workflow: start -> ask -> size -(large)-> big -> done, and -(small)-> done."""
+    return {
+        "kind": "workflow",
+        "slug": "refund-review",
+        "input_schema": {
+            "type": "object",
+            "properties": {"amount": {"type": "number"}},
+            "additionalProperties": False,
+        },
+        "settings": {"node_timeout_s": 60},
+        "nodes": [
+            {"id": "start", "type": "start"},
+            {"id": "ask", "type": "agent", "config": {"agent": "triage", "prompt": "{{ input.amount }}?"}},
+            {
+                "id": "size",
+                "type": "branch",
+                "config": {
+                    "conditions": [{"when": "input.amount > 500", "handle": "large"}],
+                    "default": "small",
+                },
+            },
+            {"id": "big", "type": "transform", "config": {"output": {"a": "{{ steps.ask.output.text }}"}}},
+            {"id": "done", "type": "end"},
+        ],
+        "edges": [
+            {"source": "start", "target": "ask"},
+            {"source": "ask", "target": "size"},
+            {"source": "size", "target": "big", "source_handle": "large"},
+            {"source": "size", "target": "done", "source_handle": "small"},
+            {"source": "big", "target": "done"},
+        ],
+        **changes,
+    }
+
+
+def agent(**changes: Json) -> dict[str, Json]:
+    return {"kind": "agent", "slug": "triage", "model": "offline/echo", **changes}
+
+
+def tool(**changes: Json) -> dict[str, Json]:
+    return {"kind": "tool", "slug": "pay", "type": "http", "config": {"url": "https://example.com"}, **changes}
+
+
+def changed(base: dict[str, Json], path: str, value: Json) -> dict[str, Json]:
+    """The document with one value set; the path is dotted, numbers are places in lists, `+` appends."""
+    done = copy.deepcopy(base)
+    owner: Json = done
+    *way, last = path.split(".")
+    for key in way:
+        owner = owner[int(key)] if key.isdigit() else owner.setdefault(key, {})
+    if last == "+":
+        owner.append(value)
+    elif last.isdigit():
+        owner[int(last)] = value
+    else:
+        owner[last] = value
+    return done
+
+
+def without(base: dict[str, Json], path: str) -> dict[str, Json]:
+    done = copy.deepcopy(base)
+    owner: Json = done
+    *way, last = path.split(".")
+    for key in way:
+        owner = owner[int(key)] if key.isdigit() else owner[key]
+    del owner[int(last) if last.isdigit() else last]
+    return done
+
+
+def found(document: Json, **options: Json) -> list[tuple[str, str]]:
+    return [(problem.code, problem.path) for problem in validate_document(document, **options).problems]
+
+
+def nested(levels: int) -> Json:
+    value: Json = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+W, A, T = workflow(), agent(), tool()
+NODE = {"id": "x", "type": "transform", "config": {"output": 1}}
+
+CASES: list[tuple[str, str, Json]] = [
+    ("not-an-object", "", [1]),
+    ("not-json", "metadata.x", changed(W, "metadata.x", float("nan"))),
+    ("not-json", "metadata.x", changed(W, "metadata.x", "a\x00b")),
+    ("not-json", "metadata.x", changed(W, "metadata.x", "\ud800")),
+    ("not-json", "metadata.x", changed(W, "metadata.x", {1, 2})),
+    ("too-deep", "", changed(W, "metadata.x", nested(70))),
+    ("too-many-nodes", "nodes", changed(W, "nodes", [NODE] * 2001)),
+    ("too-many-edges", "edges", changed(W, "edges", [{"source": "a", "target": "b"}] * 10_001)),
+    ("kind-unknown", "kind", without(W, "kind")),
+    ("kind-unknown", "kind", changed(W, "kind", "workflw")),
+    ("field-unknown", "nodes[1].timout_s", changed(W, "nodes.1.timout_s", 1)),
+    ("field-unknown", "nodes[1].config.promt", changed(W, "nodes.1.config.promt", "x")),
+    ("field-unknown", "nodes[2].config.conditions[0].wen", changed(W, "nodes.2.config.conditions.0.wen", "x")),
+    ("field-unknown", "settings.max_step", changed(W, "settings.max_step", 1)),
+    ("field-missing", "nodes[1].config.agent", without(W, "nodes.1.config.agent")),
+    ("field-missing", "slug", without(W, "slug")),
+    ("field-invalid", "nodes[1].retry.max_attempts", changed(W, "nodes.1.retry", {"max_attempts": 99})),
+    ("field-invalid", "nodes[1].join", changed(W, "nodes.1.join", "al")),
+    ("field-invalid", "nodes[1].timeout_s", changed(W, "nodes.1.timeout_s", "soon")),
+    ("field-invalid", "model", changed(A, "model", 3)),
+    ("field-invalid", "model[0]", changed(A, "model", [3])),
+    ("slug-invalid", "slug", changed(W, "slug", "../etc")),
+    ("slug-invalid", "slug", changed(W, "slug", "a--b")),
+    ("slug-invalid", "slug", changed(W, "slug", "refund__classify")),
+    ("slug-reserved", "slug", changed(W, "slug", "input")),
+    ("node-type-unknown", "nodes[3].type", changed(W, "nodes.3.type", "transfrom")),
+    ("tool-type-unknown", "type", changed(T, "type", "htp")),
+    ("schema-invalid", "input_schema.properties.amount.type", changed(W, "input_schema.properties.amount.type", "nr")),
+    ("input-schema-not-object", "input_schema.type", changed(W, "input_schema", {"type": "array"})),
+    ("node-id-duplicate", "nodes[3].id", changed(W, "nodes.3.id", "ask")),
+    ("start-missing", "nodes", changed(W, "nodes.0", {"id": "start", "type": "transform", "config": {"output": 1}})),
+    ("start-duplicate", "nodes[5]", changed(W, "nodes.+", {"id": "start2", "type": "start"})),
+    ("end-missing", "nodes", changed(W, "nodes.4", {"id": "done", "type": "transform", "config": {"output": 1}})),
+    ("edge-dangling", "edges[1].target", changed(W, "edges.1.target", "sise")),
+    ("edge-dangling", "edges[1].source", changed(W, "edges.1.source", "aks")),
+    ("edge-duplicate", "edges[5]", changed(W, "edges.+", {"source": "start", "target": "ask"})),
+    ("edge-into-start", "edges[5].target", changed(W, "edges.+", {"source": "ask", "target": "start"})),
+    ("edge-out-of-end", "edges[5].source", changed(W, "edges.+", {"source": "done", "target": "big"})),
+    ("handle-unknown", "edges[2].source_handle", changed(W, "edges.2.source_handle", "larg")),
+    ("handle-missing", "edges[2]", without(W, "edges.2.source_handle")),
+    ("handle-uncovered", "nodes[2].config", changed(W, "edges.3.source_handle", "large")),
+    (
+        "handle-error-unrouted",
+        "edges[5].source_handle",
+        changed(W, "edges.+", {"source": "ask", "target": "done", "source_handle": "error"}),
+    ),
+    ("error-edge-missing", "nodes[1].on_error", changed(W, "nodes.1.on_error", "route")),
+    ("node-dead-end", "nodes[3]", without(W, "edges.4")),
+    ("cycle", "nodes[1]", changed(W, "edges.+", {"source": "big", "target": "ask"})),
+    ("cycle", "nodes[3]", changed(W, "edges.+", {"source": "big", "target": "big"})),
+    ("set-key-invalid", "nodes[1].set", changed(W, "nodes.1.set", {"a-b": 1})),
+    ("set-key-invalid", "nodes[1].set", changed(W, "nodes.1.set", {"last_output": 1})),
+    ("setting-without-effect", "nodes[0].timeout_s", changed(W, "nodes.0.timeout_s", 3)),
+    ("expression-invalid", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ input. }}")),
+    ("expression-invalid", "edges[0].condition", changed(W, "edges.0.condition", "{{ input.amount > 3 }}")),
+    ("name-unknown", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ inptu.amount }}")),
+    ("name-unknown", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ run.name }}")),
+    ("name-unknown", "config.url", changed(T, "config.url", "https://e.com/{{ steps.a.output }}")),
+    ("name-unknown", "instructions", changed(A, "instructions", "{{ steps.a.output }}")),
+    ("name-outside-body", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ item.x }}")),
+    ("step-unknown", "nodes[3].config.output.a", changed(W, "nodes.3.config.output.a", "{{ steps.aks.output }}")),
+    ("step-not-upstream", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ steps.big.output }}")),
+    ("step-not-upstream", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ steps.ask.output }}")),
+    ("step-not-upstream", "edges[0].condition", changed(W, "edges.0.condition", "steps.ask.output.x == 1")),
+    ("step-field-unknown", "nodes[3].config.output.a", changed(W, "nodes.3.config.output.a", "{{ steps.ask.text }}")),
+    ("context-unknown", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ context.risk }}")),
+    ("input-unknown", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ input.amuont }}")),
+    ("secret-misplaced", "nodes[1].config.prompt", changed(W, "nodes.1.config.prompt", "{{ secret('K') }}")),
+    ("secret-misplaced", "instructions", changed(A, "instructions", "{{ secret('K') }}")),
+    ("reference-invalid", "nodes[1].config.agent", changed(W, "nodes.1.config.agent", "no such")),
+    ("reference-invalid", "tools[1]", changed(A, "tools", ["pay", "../pay"])),
+]
+
+
+@pytest.mark.parametrize("document", [W, A, T], ids=["workflow", "agent", "tool"])
+def test_a_right_document_has_no_problem(document: Json) -> None:
+    result = validate_document(document)
+    assert result.problems == ()
+    assert result.document is not None
+    assert result.document.slug == document["slug"]
+
+
+@pytest.mark.parametrize(("code", "path", "document"), CASES, ids=[f"{c}:{p}" for c, p, _ in CASES])
+def test_one_mistake_is_one_problem_at_its_place(code: str, path: str, document: Json) -> None:
+    result = validate_document(document)
+    assert [(p.code, p.path) for p in result.problems] == [(code, path)]
+    [problem] = result.problems
+    assert problem.severity == RULES[code].severity
+    assert (result.document is None) == (problem.severity == "error")
+    assert problem.mend
+    assert "\n" not in str(problem)
+    for word in ("pydantic", "Input should", "__"):
+        assert word not in str(problem).replace("refund__classify", "")
+
+
+def after_start(node: Json) -> dict[str, Json]:
+    return changed(changed(W, "nodes.+", node), "edges.+", {"source": "start", "target": node["id"]})
+
+
+def test_node_ids_are_held_to_their_form() -> None:
+    document = after_start({**NODE, "id": "1st"})
+    document["edges"].append({"source": "1st", "target": "done"})
+    assert found(document) == [("node-id-invalid", "nodes[5].id")]
+
+
+def test_ids_that_are_the_same_identifier_name_both() -> None:
+    document = after_start({**NODE, "id": "a-b"})
+    document["nodes"].append({**NODE, "id": "a_b"})
+    document["edges"] += [
+        {"source": "a-b", "target": "a_b"},
+        {"source": "a_b", "target": "done"},
+    ]
+    [problem] = validate_document(document).problems
+    assert problem.code == "node-id-collision"
+    assert "'a-b'" in problem.message
+    assert "'a_b'" in problem.message
+
+
+def test_of_what_cannot_be_reached_only_the_beginning_is_told() -> None:
+    document = changed(W, "nodes.+", NODE)
+    document["nodes"].append({**NODE, "id": "y", "config": {"output": "{{ steps.ask.output }}"}})
+    document["edges"] += [{"source": "x", "target": "y"}, {"source": "y", "target": "done"}]
+    assert found(document) == [("node-unreachable", "nodes[5]")]
+
+
+def test_a_branch_without_default_is_a_warning() -> None:
+    document = without(without(W, "nodes.2.config.default"), "edges.3")
+    result = validate_document(document)
+    assert [(p.code, p.path) for p in result.warnings] == [("branch-no-default", "nodes[2].config")]
+    assert result.errors == ()
+    assert result.document is not None
+
+
+def test_an_undeclared_input_is_a_warning_where_the_schema_is_open() -> None:
+    document = without(changed(W, "nodes.1.config.prompt", "{{ input.nope }}"), "input_schema.additionalProperties")
+    assert found(document) == [("input-undeclared", "nodes[1].config.prompt")]
+    document["input_schema"]["additionalProperties"] = True
+    assert found(document) == []
+
+
+def test_a_missing_timeout_is_a_warning() -> None:
+    document = without(W, "settings")
+    assert found(document) == [("timeout-missing", "nodes[1]")]
+    assert found(changed(document, "nodes.1.timeout_s", "5m")) == []
+
+
+def test_eight_mistakes_in_one_file_are_all_named() -> None:
+    document = workflow(
+        slug="a b",
+        colour="red",
+        nodes=[
+            {"id": "start", "type": "start"},
+            {"id": "ask", "type": "agent", "config": {"agent": "triage", "prompt": "{{ steps.nobody.output }}"}},
+            {"id": "ask", "type": "transform", "config": {"output": "{{ 1 + }}"}},
+            {"id": "odd", "type": "agnt"},
+            {"id": "calc", "type": "tool", "config": {"tool": "pay"}, "retry": {"max_attempts": 0}},
+            {"id": "done", "type": "end"},
+        ],
+        edges=[
+            {"source": "start", "target": "ask"},
+            {"source": "ask", "target": "odd"},
+            {"source": "odd", "target": "calc"},
+            {"source": "calc", "target": "done"},
+            {"source": "calc", "target": "nowhere"},
+        ],
+    )
+    assert set(found(document)) == {
+        ("slug-invalid", "slug"),
+        ("field-unknown", "colour"),
+        ("step-unknown", "nodes[1].config.prompt"),
+        ("node-id-duplicate", "nodes[2].id"),
+        ("expression-invalid", "nodes[2].config.output"),
+        ("node-type-unknown", "nodes[3].type"),
+        ("field-invalid", "nodes[4].retry.max_attempts"),
+        ("edge-dangling", "edges[4].target"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (changed(W, "nodes.1.timout_s", 1), ["'timout_s'", "'timeout_s'"]),
+        (changed(W, "nodes.3.type", "transfrom"), ["'transfrom'", "'branch'", "'transform'"]),
+        (changed(T, "type", "htp"), ["'builtin'", "'function'", "'http'"]),
+        (changed(W, "edges.1.target", "sise"), ["'sise'", "'size'"]),
+        (changed(W, "edges.2.source_handle", "larg"), ["'larg'", "'large'"]),
+        (changed(W, "nodes.3.config.output.a", "{{ steps.aks.output }}"), ["steps.aks", "'ask'"]),
+        (changed(W, "nodes.1.config.prompt", "{{ inptu.x }}"), ["'inptu'", "context, input, run, steps"]),
+        (changed(W, "edges.+", {"source": "big", "target": "ask"}), ["'ask' -> 'size' -> 'big' -> 'ask'", "loop"]),
+        (changed(W, "nodes.1.join", "al"), ["'any'", "'all'", "'al'"]),
+        (changed(A, "model", 3), ["text or a list", "3"]),
+        (changed(W, "nodes.1.timeout_s", "soon"), ["'30s'"]),
+        (changed(W, "kind", "workflw"), ["'workflow'"]),
+    ],
+)
+def test_a_problem_says_what_is_wrong_and_what_to_do(document: Json, words: list[str]) -> None:
+    [problem] = validate_document(document).problems
+    for word in words:
+        assert word in str(problem)
+
+
+def test_a_node_sees_its_own_output_in_its_set_and_on_its_edges() -> None:
+    document = changed(W, "nodes.1.set", {"risk": "{{ steps.ask.output.text }}"})
+    document["edges"][1]["condition"] = "context.risk == steps.ask.output.text"
+    document["nodes"][3]["config"]["output"]["b"] = "{{ context.risk }} {{ context.last_output }}"
+    assert found(document) == []
+
+
+def test_state_is_seen_after_it_is_set_or_where_the_schema_has_it() -> None:
+    document = changed(W, "nodes.1.config.prompt", "{{ context.risk }}")
+    document["nodes"][3]["set"] = {"risk": 1}
+    [problem] = validate_document(document).problems
+    assert problem.code == "context-unknown"
+    assert "'big'" in problem.message
+    document["state_schema"] = {"type": "object", "properties": {"risk": {"default": 0}}}
+    assert found(document) == []
+
+
+def test_an_error_route_is_right_with_its_edge() -> None:
+    document = changed(W, "nodes.1.on_error", "route")
+    document["edges"].append({"source": "ask", "target": "done", "source_handle": "error"})
+    document["nodes"][4]["config"] = {"output": "{{ steps.ask.error }} {{ steps.ask.status }}"}
+    assert found(document) == []
+
+
+def test_a_wrong_edge_is_not_told_again_by_its_consequences() -> None:
+    # Without this edge neither 'size' nor what comes after it is reached, and steps.ask is no ancestor of 'big'.
+    assert found(changed(W, "edges.1.target", "nowhere")) == [("edge-dangling", "edges[1].target")]
+    assert found(changed(W, "edges.1", "ask -> size")) == [("field-invalid", "edges[1]")]
+    assert found(changed(W, "edges", "none")) == [("field-invalid", "edges")]
+
+
+@pytest.mark.parametrize("kind", ["workflow", "agent", "tool", "network"])
+def test_a_bare_kind_is_told_what_is_missing(kind: str) -> None:
+    assert ("field-missing", "slug") in found({"kind": kind})
+
+
+def test_secrets_that_are_not_configured_are_warned_of() -> None:
+    document = tool(config={"url": "https://e.com", "headers": {"X": "{{ secret('K') }}"}})
+    assert found(document) == []
+    known = validate_document(document, secrets_known=lambda name: name == "K")
+    assert known.problems == ()
+    [problem] = validate_document(document, secrets_known=lambda _: False).problems
+    assert (problem.code, problem.path, problem.severity) == ("secret-unconfigured", "config.headers.X", "warning")
+    keyed = agent(model_settings={"api_key": "{{ secret('K') }}"})
+    assert found(keyed, secrets_known=lambda _: False) == [("secret-unconfigured", "model_settings.api_key")]
+
+
+class HumanConfig(NodeConfig):
+    def handles(self) -> tuple[str, ...]:
+        return ("approved", "rejected")
+
+
+CONFIGS = {**BUILTIN_NODE_CONFIGS, "human": HumanConfig}
+
+
+def pay_flow(*, gate: bool) -> dict[str, Json]:
+    middle = [{"id": "gate", "type": "human"}] if gate else []
+    first = (
+        [
+            {"source": "start", "target": "gate"},
+            {"source": "gate", "target": "pay", "source_handle": "approved"},
+            {"source": "gate", "target": "done", "source_handle": "rejected"},
+        ]
+        if gate
+        else [{"source": "start", "target": "pay"}]
+    )
+    return workflow(
+        nodes=[
+            {"id": "start", "type": "start"},
+            *middle,
+            {"id": "pay", "type": "tool", "config": {"tool": "pay", "input": {}}},
+            {"id": "done", "type": "end"},
+        ],
+        edges=[*first, {"source": "pay", "target": "done"}],
+    )
+
+
+def test_a_side_effect_without_a_gate_is_warned_of() -> None:
+    library = DocumentLibrary([ToolSpec.model_validate(tool(side_effects=True))])
+    assert found(pay_flow(gate=False), library=library) == [("side-effect-ungated", "nodes[1]")]
+    assert found(pay_flow(gate=True), library=library, node_configs=CONFIGS) == []
+    around = changed(pay_flow(gate=True), "edges.+", {"source": "start", "target": "pay"})
+    assert found(around, library=library, node_configs=CONFIGS) == [("side-effect-ungated", "nodes[2]")]
+    asks = DocumentLibrary([ToolSpec.model_validate(tool(side_effects=True, requires_approval=True))])
+    assert found(pay_flow(gate=False), library=asks) == []
+
+
+def test_an_agent_may_bring_a_side_effect() -> None:
+    library = DocumentLibrary(
+        [ToolSpec.model_validate(tool(side_effects=True)), AgentSpec.model_validate(agent(tools=["pay"]))]
+    )
+    assert found(W, library=library) == [("side-effect-ungated", "nodes[1]")]
+
+
+SCHEMA = {
+    "type": "object",
+    "required": ["amount", "order"],
+    "additionalProperties": False,
+    "properties": {
+        "amount": {"type": "number"},
+        "order": {"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("mapped", "expected"),
+    [
+        ({"amount": 5, "order": {"id": "a"}, "tags": ["a"]}, []),
+        ({"amount": "5", "order": {"id": "{{ input.x }}"}}, []),
+        ({"amount": "{{ steps.first.output.total }}", "order": "{{ steps.first.output.order }}"}, []),
+        ({"amount": 5}, [("mapping-missing", "nodes[2].config.input")]),
+        ({"amount": 5, "order": {}}, [("mapping-missing", "nodes[2].config.input.order")]),
+        ({"amount": 5, "order": {"id": "a"}, "amuont": 3}, [("mapping-unknown", "nodes[2].config.input.amuont")]),
+        ({"amount": "much", "order": {"id": "a"}}, [("mapping-mismatch", "nodes[2].config.input.amount")]),
+        ({"amount": 5, "order": "a-1"}, [("mapping-mismatch", "nodes[2].config.input.order")]),
+        (
+            {"amount": 5, "order": "{{ steps.first.output.total }}"},
+            [("mapping-mismatch", "nodes[2].config.input.order")],
+        ),
+        ({"amount": 5, "order": "no {{ input.x }}"}, [("mapping-mismatch", "nodes[2].config.input.order")]),
+        (
+            {"amount": 5, "order": {"id": "a"}, "tags": ["{{ input.x }}", {}]},
+            [("mapping-mismatch", "nodes[2].config.input.tags[1]")],
+        ),
+        ("{{ steps.first.output }}", []),
+        ("{{ steps.first.output.total }}", [("mapping-mismatch", "nodes[2].config.input")]),
+    ],
+)
+def test_a_mapped_input_fits_its_target_where_both_are_known(mapped: Json, expected: list[tuple[str, str]]) -> None:
+    first = tool(
+        slug="first",
+        output_schema={
+            "type": "object",
+            "required": ["total", "order"],
+            "properties": {"total": {"type": "number"}, "order": {"type": "object"}},
+        },
+    )
+    library = DocumentLibrary([ToolSpec.model_validate(first), ToolSpec.model_validate(tool(input_schema=SCHEMA))])
+    document = workflow(
+        input_schema={"type": "object"},
+        nodes=[
+            {"id": "start", "type": "start"},
+            {"id": "first", "type": "tool", "config": {"tool": "first", "input": {}}},
+            {"id": "pay", "type": "tool", "config": {"tool": "pay", "input": mapped}},
+            {"id": "done", "type": "end"},
+        ],
+        edges=[
+            {"source": "start", "target": "first"},
+            {"source": "first", "target": "pay"},
+            {"source": "pay", "target": "done"},
+        ],
+    )
+    assert found(document, library=library) == expected
+
+
+def test_documents_of_one_import_may_not_collide() -> None:
+    [one, two, three] = validate_set([workflow(slug="a-b"), workflow(slug="a_b"), workflow(slug="a-b")])
+    assert one == ()
+    assert [p.code for p in two] == ["job-name-collision"]
+    assert "'a-b'" in two[0].message
+    assert [p.code for p in three] == ["document-duplicate"]
+
+
+def test_documents_of_one_import_find_each_other_in_any_order() -> None:
+    results = validate_raw([workflow(), agent()], library=DocumentLibrary([]))
+    assert [r.checked.problems for r in results] == [(), ()]
+    [alone] = validate_raw([workflow()], library=DocumentLibrary([]))
+    assert [(p.code, p.path) for p in alone.checked.problems] == [("reference-missing", "nodes[1].config.agent")]
+    [unasked] = validate_raw([workflow()])
+    assert unasked.checked.problems == ()
+
+
+def test_paths_are_those_that_the_author_wrote() -> None:
+    document = {
+        "kind": "workflow",
+        "slug": "w",
+        "definitionJson": {
+            "entryPoint": "ask",
+            "nodes": {"ask": {"type": "agent", "config": {"agentId": "t", "promptTemplate": "${nope.x}"}}},
+        },
+    }
+    [result] = validate_raw([document])
+    [problem] = result.checked.errors
+    assert (problem.code, problem.path) == ("name-unknown", "definitionJson.nodes.ask.config.promptTemplate")
+    inline = workflow()
+    inline["nodes"][1]["config"]["agent"] = {"model": "m", "systemPrompt": "{{ nope }}"}
+    [_, extracted] = validate_raw([inline])
+    assert [p.path for p in extracted.checked.errors] == ["nodes[1].config.agent.systemPrompt"]
+
+
+def test_problems_are_plain_data() -> None:
+    problem = Problem.of("cycle", "nodes[1]", "A cycle", "Remove an edge")
+    assert problem.to_json() == {
+        "code": "cycle",
+        "severity": "error",
+        "path": "nodes[1]",
+        "message": "A cycle",
+        "mend": "Remove an edge",
+    }
+    assert str(problem) == "error cycle: nodes[1]: A cycle. Remove an edge."
+
+
+def test_every_rule_stands_in_the_table_and_is_tested() -> None:
+    table = rules_table()
+    assert all(f"`{code}`" in table for code in RULES)
+    elsewhere = {
+        # Tested above by themselves, or in test_resolve.py.
+        "node-id-invalid", "node-id-collision", "node-unreachable", "branch-no-default", "input-undeclared",
+        "timeout-missing", "secret-unconfigured", "side-effect-ungated", "mapping-missing", "mapping-unknown",
+        "mapping-mismatch", "document-duplicate", "job-name-collision", "reference-missing", "reference-inactive",
+        "reference-conflict", "reference-cycle",
+    }  # fmt: skip
+    assert {code for code, _, _ in CASES} | elsewhere == set(RULES)
+
+
+def chain(length: int) -> dict[str, Json]:
+    names = [f"n{i}" for i in range(length - 2)]
+    ids = ["start", *names, "end"]
+    before = dict(zip(names, ids, strict=False))
+    return {
+        "kind": "workflow",
+        "slug": "chain",
+        "nodes": [
+            {"id": "start", "type": "start"},
+            *({"id": n, "type": "transform", "config": {"output": f"{{{{ steps.{before[n]}.output }}}}"}} for n in names),
+            {"id": "end", "type": "end"},
+        ],
+        "edges": [{"source": a, "target": b} for a, b in zip(ids, ids[1:], strict=False)],
+    }
+
+
+def test_the_longest_chain_is_checked() -> None:
+    assert found(chain(2000)) == []
+    circle = changed(chain(2000), "edges.+", {"source": "n1997", "target": "n0"})
+    assert found(circle) == [("cycle", "nodes[1]")]
+
+
+def test_work_grows_no_faster_than_the_graph() -> None:
+    def calls_for(length: int) -> int:
+        import sys
+
+        count = 0
+
+        def tracer(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            if event == "call" and "agentmesh_dagster/validation" in frame.f_code.co_filename:
+                count += 1
+
+        document = chain(length)
+        before = sys.getprofile()
+        sys.setprofile(tracer)
+        try:
+            validate_document(document)
+        finally:
+            sys.setprofile(before)
+        return count
+
+    short, long = calls_for(100), calls_for(800)
+    assert short > 100
+    assert long < 10 * short
+
+
+words = st.sampled_from(
+    ["kind", "workflow", "slug", "nodes", "edges", "id", "type", "start", "end", "a", "config", "source", "target",
+     "branch", "conditions", "when", "handle", "source_handle", "set", "{{ steps.a.output }}", "{{", "input_schema",
+     "agent", "tool", "model", "tools", "retry", "metadata", "steps", "definitionJson", "input", "${x}", "output"]
+)  # fmt: skip
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | words
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words | st.text(max_size=5), inner, max_size=5),
+    max_leaves=25,
+)
+nodes = st.fixed_dictionaries(
+    {"id": words | scalars, "type": st.sampled_from([*BUILTIN_NODE_CONFIGS, "odd"]) | scalars},
+    optional={"config": values, "set": values, "on_error": words, "retry": values, "join": values},
+)
+edges = st.fixed_dictionaries(
+    {"source": words | scalars, "target": words | scalars}, optional={"source_handle": words, "condition": words}
+)
+graphs = st.fixed_dictionaries(
+    {
+        "kind": st.just("workflow"),
+        "slug": words,
+        "nodes": st.lists(nodes | values, max_size=7) | values,
+        "edges": st.lists(edges | values, max_size=8) | values,
+    },
+    optional={"input_schema": values, "state_schema": values, "settings": values, "colour": values},
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(values | graphs | graphs)
+def test_garbage_is_refused_and_never_crashes(raw: Json) -> None:
+    library = DocumentLibrary([ToolSpec.model_validate(tool(slug="tool", input_schema=SCHEMA))])
+    direct = validate_document(raw, library=library, secrets_known=lambda _: False)
+    for result in (direct, *(source.checked for source in validate_raw([raw], library=library))):
+        assert (result.document is None) == bool(result.errors)
+        assert all(problem.code in RULES and str(problem) for problem in result.problems)
+
+
+def test_a_reused_config_is_a_document_model() -> None:
+    result = validate_document(W)
+    assert isinstance(result.document, WorkflowSpec)
+    assert result.document.nodes[1].config == {"agent": "triage", "prompt": "{{ input.amount }}?"}
