@@ -17,6 +17,7 @@ from agentmesh_dagster.runtime.registry import node_configs
 from agentmesh_dagster.runtime.secrets import load_provider
 from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
 from agentmesh_dagster.specs.documents import Document, document_model
+from agentmesh_dagster.specs.fields import as_object
 from agentmesh_dagster.specs.loading import load_path
 from agentmesh_dagster.specs.problems import Problem
 from agentmesh_dagster.specs.resolve import PinnedDocument, resolve_closure
@@ -90,7 +91,9 @@ class StoreLibrary:
         found = self._definitions.get((kind, slug))
         if found is None:
             return None
-        in_use = found.published_version if kind == "workflow" else found.published_version or found.latest_version
+        in_use = (
+            found.published_version if kind == "workflow" else found.published_version or found.latest_version
+        )
         number = version or in_use
         if number is None or number > found.latest_version:
             return None
@@ -132,13 +135,18 @@ class Authoring:
         return Report(
             documents=tuple(
                 CheckedDocument(
-                    source=source, kind=_word(found, "kind"), slug=_word(found, "slug"), problems=found.checked.problems
+                    source=source,
+                    kind=_word(found, "kind"),
+                    slug=_word(found, "slug"),
+                    problems=found.checked.problems,
                 )
                 for source, found in checked
             )
         )
 
-    def import_paths(self, paths: Sequence[Path], *, publish: bool = False, message: str = "") -> tuple[Imported, ...]:
+    def import_paths(
+        self, paths: Sequence[Path], *, publish: bool = False, message: str = ""
+    ) -> tuple[Imported, ...]:
         """Stores the documents in files and folders: all of them, or none.
 
         Args:
@@ -231,9 +239,10 @@ class Authoring:
         Raises:
             NotFound: There is no such definition or version.
         """
-        texts = [self.export(kind, slug, version=number).splitlines(keepends=True) for number in (first, second)]
-        names = [f"{kind}/{slug} version {number}" for number in (first, second)]
-        return "".join(difflib.unified_diff(*texts, *names))
+        before = self.export(kind, slug, version=first).splitlines(keepends=True)
+        after = self.export(kind, slug, version=second).splitlines(keepends=True)
+        name = f"{kind}/{slug} version"
+        return "".join(difflib.unified_diff(before, after, f"{name} {first}", f"{name} {second}"))
 
     def sync_system(self) -> tuple[Imported, ...]:
         """Stores and publishes the documents that installed packages supply, as `type: system`.
@@ -250,7 +259,9 @@ class Authoring:
         if not raws:
             return ()
         library = StoreLibrary(self._store, self._project)
-        found = validate_raw(raws, node_configs=node_configs(), library=library, secrets_known=_secret_is_known)
+        found = validate_raw(
+            raws, node_configs=node_configs(), library=library, secrets_known=_secret_is_known
+        )
         errors = [problem.to_json() for source in found for problem in source.checked.errors]
         if errors:
             names = ", ".join(repr(point.name) for point in points)
@@ -278,7 +289,8 @@ class Authoring:
     def _publish_all(self, versions: Sequence[Version], message: str) -> dict[tuple[str, str], Publication]:
         ordered = sorted(versions, key=lambda version: _PUBLISHING_ORDER.index(version.kind))
         return {
-            (v.kind, v.slug): self.publish(v.kind, v.slug, version=v.number, message=message).publication for v in ordered
+            (v.kind, v.slug): self.publish(v.kind, v.slug, version=v.number, message=message).publication
+            for v in ordered
         }
 
     def _check(self, paths: Sequence[Path], *, publish: bool) -> list[tuple[str, CheckedSource]]:
@@ -350,7 +362,7 @@ def _supplied(point: EntryPoint) -> list[Json]:
 
 
 def _word(source: CheckedSource, key: str) -> str | None:
-    value = source.raw.get(key) if isinstance(source.raw, dict) else None
+    value = (as_object(source.raw) or {}).get(key)
     return value if isinstance(value, str) else None
 
 

@@ -11,6 +11,14 @@ DAGSTER_YAML = """\
 telemetry:
   enabled: false
 
+# No welcome dialog over the UI.
+nux:
+  enabled: false
+
+# A launched run starts within a second; Dagster's own default is five.
+run_queue:
+  dequeue_interval_seconds: 1
+
 # Sensors side by side, so that one that holds its tick open does not keep the others waiting.
 sensors:
   use_threads: true
@@ -146,7 +154,8 @@ def scaffold(folder: Path, *, postgres: bool = False) -> list[Path]:
     taken = [str(path) for path in paths if path.exists()]
     if taken:
         raise DefinitionError(
-            f"{', '.join(taken)}: exists already; nothing was written. Choose another folder", code="file-exists"
+            f"{', '.join(taken)}: exists already; nothing was written. Choose another folder",
+            code="file-exists",
         )
     for path, text in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)

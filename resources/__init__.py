@@ -6,4 +6,6 @@ from pathlib import Path
 
 from agentmesh_dagster import AgentMesh
 
-agentmesh = AgentMesh.of_project(Path(__file__).parent, function_modules=("definitions.data_quality",))
+agentmesh = AgentMesh.of_project(
+    Path(__file__).parent, function_modules=("definitions.data_quality", "definitions.support_triage")
+)

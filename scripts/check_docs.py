@@ -1,4 +1,4 @@
-"""Checks the Markdown pages: links lead somewhere, and the command-line page says what the commands say."""
+"""Checks the Markdown pages: links lead somewhere, and the written pages say what the code says."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ def broken_links(page: Path) -> Iterator[str]:
 
 def main() -> int:
     problems = [problem for page in sorted(PAGES) for problem in broken_links(page)]
-    command = [sys.executable, ROOT / "scripts" / "cli_reference.py", "--check"]
+    command = [sys.executable, ROOT / "scripts" / "reference_pages.py", "--check"]
     reference = subprocess.run(command, check=False, capture_output=True, text=True)
     if reference.returncode != 0:
         problems.append(reference.stderr.strip())
-    print("\n".join(problems) or f"{len(PAGES)} pages: all links lead somewhere, docs/cli.md is up to date")
+    print(
+        "\n".join(problems) or f"{len(PAGES)} pages: all links lead somewhere, written pages are up to date"
+    )
     return 1 if problems else 0
 
 

@@ -27,7 +27,7 @@ if [ "${1:-}" = dev ]; then
 fi
 
 start
-step agentmesh run workflow support-triage --input @packs/support_triage/input.json
+step agentmesh run workflow support-triage --input @packs/support_triage/inputs/ticket.json
 
 cat <<END
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
@@ -26,5 +25,5 @@ import network_guard  # noqa: E402 - its folder is on the path from here on
 
 network_guard.install()
 
-# The databases of the store's contract suite, as fixtures for all tests.
-pytest_plugins = ["store_fixtures"] if importlib.util.find_spec("store_fixtures") else []
+# The databases that the tests of the store run on, as fixtures for all tests.
+pytest_plugins = ["store_fixtures"]

@@ -74,6 +74,16 @@ def gives_nan():
 def wrong_type() -> int:
     return "text"
 
+def wrapped_async(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+@wrapped_async
+async def decorated(a: int) -> int:
+    return a
+
 @functools.lru_cache
 def cached(a: int) -> int:
     return a
@@ -120,6 +130,7 @@ def test_sync_and_async_functions_take_keyword_arguments(registry: FunctionRegis
     assert call(registry, "later", {"seconds": 0, "note": "x"}) == {"note": "x", "loop": True}
     assert call(registry, "everything", {"a": [1], "b": None}) == {"a": [1], "b": None}
     assert call(registry, "cached", {"a": 4}) == 4
+    assert call(registry, "decorated", {"a": 4}) == 4
 
 
 def test_annotations_give_types_and_results_become_json(registry: FunctionRegistry) -> None:

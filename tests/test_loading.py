@@ -272,3 +272,10 @@ def test_paths_that_give_nothing(tmp_path: Path) -> None:
     (tmp_path / "big.yaml").write_bytes(b"a: " + b"x" * 10_000_000)
     with pytest.raises(DefinitionError, match=r"big\.yaml: is larger"):
         load_path(tmp_path)
+
+
+def test_folder_leaves_inputs_out(tmp_path):
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "inputs" / "small.json").write_text('{"amount": 3}')
+    (tmp_path / "a.yaml").write_text("kind: agent\nslug: a\n")
+    assert [document.data["slug"] for document in load_path(tmp_path)] == ["a"]

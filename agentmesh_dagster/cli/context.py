@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from agentmesh_dagster.constants import KINDS
+from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.settings import database_url
 
 if TYPE_CHECKING:
     from agentmesh_dagster.authoring import Authoring
+    from agentmesh_dagster.specs.problems import Problem
     from agentmesh_dagster.store import Store
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -24,6 +27,11 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 KIND = click.Choice(KINDS)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
+
+def example(line: str) -> str:
+    """The end of a command's help: one line to copy."""
+    return f"\b\nExample:\n  {line}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,19 @@ class CliContext:
         if "store" not in context.meta:
             context.meta["store"] = context.with_resource(open_store(database_url(self.root)))
         return context.meta["store"]
+
+    def check_project(self) -> None:
+        """Where nothing was found: a project that does not exist is an error, and not an empty one.
+
+        Raises:
+            NotFound: There is no such project (code `no-project`).
+        """
+        if all(project.slug != self.project for project in self.store().catalog.list_projects()):
+            raise NotFound(
+                f"there is no project {self.project!r}: `agentmesh project list` shows those that are, "
+                f"`agentmesh project create {self.project}` makes it",
+                code="no-project",
+            )
 
     def authoring(self) -> Authoring:
         """Reading, checking, storing and publishing documents, as this user."""
@@ -74,10 +95,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     if not rows:
         click.echo(empty, err=True)
         return
-    if not click.get_text_stream("stdout").isatty():
+    if not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
-            click.echo("\t".join(cell(value) for value in row))
+            click.echo("\t".join(_one_line(cell(value)) for value in row))
         return
     from rich.console import Console
     from rich.table import Table
@@ -89,6 +110,25 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
     Console().print(table)
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Names and values, one per line; what is not known (None or empty) is left out."""
+    known = {name: value for name, value in facts.items() if value is not None and value not in ("", ())}
+    width = max((len(name) for name in known), default=0)
+    for name, value in known.items():
+        click.echo(f"{click.style(name.ljust(width), dim=True)}  {cell(value)}")
+
+
+def print_warnings(warnings: Iterable[tuple[str, Problem]]) -> None:
+    """Warnings on stderr, each with the document that it speaks of."""
+    for source, problem in warnings:
+        click.secho(f"{source}: {problem}", err=True, fg="yellow")
+
+
+def _one_line(text: str) -> str:
+    """The text without what would end its cell; spaces in front are kept, for they show depth."""
+    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
 
 
 def cell(value: object) -> str:
@@ -122,18 +162,18 @@ def read_json_option(text: str | None, option: str) -> Json:
     """
     if text is None:
         return {}
-    source = option
-    if text == "-":
-        text = click.get_text_stream("stdin").read()
-        source = "standard input"
-    elif text.startswith("@"):
-        source = text[1:]
+    source, content = option, text
+    if text == "-" or text.startswith("@"):
+        source = "standard input" if text == "-" else repr(text[1:])
         try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise click.BadParameter(f"cannot read {source!r}: {error}", param_hint=option) from None
+            data = sys.stdin.buffer.read() if text == "-" else Path(text[1:]).read_bytes()
+            content = data.decode("utf-8-sig")
+        except OSError as error:
+            raise click.BadParameter(f"cannot read {source}: {error.strerror}", param_hint=option) from None
+        except UnicodeDecodeError:
+            raise click.BadParameter(f"{source} is not UTF-8 text", param_hint=option) from None
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(content, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"{source} holds no JSON: {error}", param_hint=option) from None
 

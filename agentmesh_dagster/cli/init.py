@@ -11,7 +11,9 @@ from agentmesh_dagster.cli.context import json_option, print_json
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
-@click.option("--postgres", is_flag=True, help="Let Dagster keep its history in PostgreSQL (DAGSTER_POSTGRES_URL).")
+@click.option(
+    "--postgres", is_flag=True, help="Let Dagster keep its history in PostgreSQL (DAGSTER_POSTGRES_URL)."
+)
 @json_option
 def init(folder: Path, postgres: bool, as_json: bool) -> None:
     """Write a new project into DIR: code location, sensors, resources, and a first workflow.
@@ -31,5 +33,5 @@ def init(folder: Path, postgres: bool, as_json: bool) -> None:
         click.echo("  export AGENTMESH_DATABASE_URL=postgresql://USER:PASSWORD@HOST/agentmesh")
         click.echo("  agentmesh db upgrade")
     click.echo("  agentmesh import workflows --publish")
-    click.echo("  agentmesh run workflow hello --input '{\"name\": \"Ada\"}'")
+    click.echo('  agentmesh run workflow hello --input \'{"name": "Ada"}\'')
     click.echo("  agentmesh dev")

@@ -56,12 +56,18 @@ class _Commands(click.Group):
         return getattr(import_module(f"agentmesh_dagster.cli.{module}"), attribute)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="agentmesh")
-@click.option("--project", metavar="NAME", help="The project to work on.  [env: AGENTMESH_PROJECT; default: default]")
+@click.option(
+    "--project", metavar="NAME", help="The project to work on.  [env: AGENTMESH_PROJECT; default: default]"
+)
 @click.pass_context
 def agentmesh(ctx: click.Context, project: str | None) -> None:
     """Agent workflows as Dagster jobs: store, publish, run.
+
+    KIND is one of agent, tool, workflow, network; SLUG is a document's slug.
 
     Environment: AGENTMESH_DATABASE_URL names the database (default: SQLite in $DAGSTER_HOME, or in
     .agentmesh/ of the project); AGENTMESH_DAGSTER_URL a running webserver that `publish` tells to reload.
@@ -86,10 +92,19 @@ def main(args: Sequence[str] | None = None) -> None:
     except AgentMeshError as error:
         code = _report(error, as_json="--json" in arguments)
     except BrokenPipeError:
-        # Whoever read the output has gone; nothing is left to tell it.
-        sys.stdout = None
+        # Whoever read the output has gone; nothing is left to tell it, and nothing may be flushed to it at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:
+        where = f"{error.filename!r}: " if error.filename else ""
+        code = _report(_FileTrouble(f"{where}{error.strerror or error}"), as_json="--json" in arguments)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class _FileTrouble(AgentMeshError):
+    category = "system"
+    domain = "cli"
+    default_code = "file"
 
 
 def _report(error: AgentMeshError, *, as_json: bool) -> int:
@@ -105,14 +120,18 @@ def _report(error: AgentMeshError, *, as_json: bool) -> int:
 
 
 def _problem_line(problem: dict[str, object]) -> str:
+    source = f"{problem['source']}: " if problem.get("source") else ""
     path = f"{problem['path']}: " if problem.get("path") else ""
-    return f"{path}{problem['message']} ({problem['code']}); {problem['mend']}"
+    return f"{source}{path}{problem['message']} ({problem['code']}). {problem['mend']}."
 
 
 def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
     if as_json:
         problem = {"code": "usage", "domain": "cli", "category": "user", "message": error.format_message()}
         click.echo(json.dumps({"error": problem}, ensure_ascii=False), err=True)
-    else:
-        error.show()
+        return 2
+    click.echo(f"error: {error.format_message()}", err=True)
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        click.echo(f"`{context.command_path} --help` says how it is used", err=True)
     return 2

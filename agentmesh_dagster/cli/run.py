@@ -9,25 +9,44 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentmesh_dagster.cli.context import KIND, CliContext, actor, json_option, pass_cli, print_json, read_json_option
+from agentmesh_dagster.cli.context import (
+    KIND,
+    CliContext,
+    actor,
+    example,
+    json_option,
+    pass_cli,
+    print_json,
+    read_json_option,
+)
 from agentmesh_dagster.cli.run_view import print_run, run_json, steps_table
-from agentmesh_dagster.errors import AgentMeshError, DefinitionError, NotFound
-from agentmesh_dagster.records import Json, RunStatus
+from agentmesh_dagster.errors import AgentMeshError, DefinitionError, StoreError
+from agentmesh_dagster.records import Json, RunSource, RunStatus
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from agentmesh_dagster.orchestration.local_run import LocalRun
-    from agentmesh_dagster.records import Publication
+    from agentmesh_dagster.records import Publication, Run
     from agentmesh_dagster.store import Store
 
 
-@click.command()
-@click.argument("kind", type=KIND)
+@click.command(
+    epilog=example('agentmesh run workflow refund-review --input \'{"order_id": "A-1001", "amount": 20}\'')
+)
+@click.argument("kind", type=KIND, metavar="KIND")
 @click.argument("slug")
-@click.option("--input", "input_text", metavar="JSON|@FILE", help="The run's input; `-` reads standard input.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="A tag of the Dagster run; may be repeated.")
+@click.option(
+    "--input", "input_text", metavar="JSON|@FILE", help="The run's input; `-` reads standard input."
+)
+@click.option(
+    "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="A tag of the Dagster run; may be repeated."
+)
 @json_option
 @pass_cli
-def run(cli: CliContext, kind: str, slug: str, input_text: str | None, tags: tuple[str, ...], as_json: bool) -> None:
+def run(
+    cli: CliContext, kind: str, slug: str, input_text: str | None, tags: tuple[str, ...], as_json: bool
+) -> None:
     """Run what is published under SLUG through Dagster on this machine, wait, and show the steps.
 
     Exits with 0 when the run succeeded, 1 when it failed or was canceled.
@@ -35,18 +54,22 @@ def run(cli: CliContext, kind: str, slug: str, input_text: str | None, tags: tup
     value = read_json_option(input_text, "--input")
     publication = _published(cli, kind, slug)
     _check_input(publication, value)
-    result = _execute(cli, publication, value, _tags(tags), show_progress=not as_json and sys.stderr.isatty())
-    if result.run is None:
-        raise _NeverStarted(
-            f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status} before its first step; "
-            "see its log in the Dagster UI (agentmesh dev)"
-        )
-    steps = cli.store().runs.steps(result.run.id)
+    report_result(
+        cli, _run_here(cli, publication, value, _tags(tags), show=_shows_progress(as_json)), as_json=as_json
+    )
+
+
+def report_result(cli: CliContext, result: LocalRun, *, as_json: bool) -> None:
+    """Prints a run with its steps; exits with 1 when it failed or was canceled."""
+    run = result.run
+    if run is None:  # made sure of by `_execute`
+        raise _NeverStarted(f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status}")
+    steps = cli.store().runs.steps(run.id)
     if as_json:
-        print_json(run_json(result.run, steps))
+        print_json(run_json(run, steps))
     else:
-        print_run(result.run, steps)
-    if result.run.status not in (RunStatus.SUCCEEDED, RunStatus.WAITING):
+        print_run(run, steps)
+    if run.status not in (RunStatus.SUCCEEDED, RunStatus.WAITING):
         raise click.exceptions.Exit(1)
 
 
@@ -56,16 +79,25 @@ class _NeverStarted(AgentMeshError):
 
 
 def _published(cli: CliContext, kind: str, slug: str) -> Publication:
-    publication = cli.store().publications.live_one(cli.project, kind, slug)
-    if publication is None:
-        raise NotFound(
-            f"no {kind} {slug!r} is published in project {cli.project!r}: "
-            f"`agentmesh list {kind}` shows what is stored, `agentmesh publish {kind} {slug}` publishes it",
-            code="not-published",
-        )
     if kind != "workflow":
-        raise DefinitionError(f"a {kind} is not run by itself: put it into a workflow, and run that", code="not-runnable")
-    return publication
+        raise DefinitionError(
+            f"a {kind} is not run by itself: put it into a workflow, and run that", code="not-runnable"
+        )
+    publication = cli.store().publications.live_one(cli.project, kind, slug)
+    if publication is not None:
+        return publication
+    definition = cli.store().catalog.get(cli.project, kind, slug)
+    if definition.archived_at is not None:
+        raise DefinitionError(f"the {kind} {slug!r} was deleted; import it again", code="deleted")
+    if not definition.is_active:
+        raise DefinitionError(
+            f"the {kind} {slug!r} is inactive: `agentmesh activate {kind} {slug}` lets it be launched",
+            code="inactive",
+        )
+    raise DefinitionError(
+        f"the {kind} {slug!r} is not published: `agentmesh publish {kind} {slug}` makes its newest version live",
+        code="not-published",
+    )
 
 
 def _check_input(publication: Publication, value: Json) -> None:
@@ -76,7 +108,9 @@ def _check_input(publication: Publication, value: Json) -> None:
     issues = validate_value(schema, fill_and_coerce(schema, value))
     if issues:
         lines = "\n".join(f"  {issue.path}: {issue.message}" for issue in issues)
-        raise DefinitionError(f"--input does not fit the input_schema of {publication.slug!r}:\n{lines}", code="run-input")
+        raise DefinitionError(
+            f"--input does not fit the input_schema of {publication.slug!r}:\n{lines}", code="run-input"
+        )
 
 
 def _tags(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -89,38 +123,84 @@ def _tags(pairs: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _execute(
-    cli: CliContext, publication: Publication, value: Json, tags: dict[str, str], *, show_progress: bool
+def _run_here(
+    cli: CliContext, publication: Publication, value: Json, tags: dict[str, str], *, show: bool
 ) -> LocalRun:
-    # Dagster's own log goes to the event log; the terminal shows the steps.
     os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
     from agentmesh_dagster.constants import TAG_SOURCE
+    from agentmesh_dagster.orchestration.continuation import pinned_job
     from agentmesh_dagster.orchestration.host import AgentMesh
-    from agentmesh_dagster.orchestration.local_run import open_instance, reconstructable_job, run_here
-    from agentmesh_dagster.records import RunSource
+    from agentmesh_dagster.orchestration.local_run import run_here
+
+    job = pinned_job(cli.root, publication)
+    all_tags = {TAG_SOURCE: RunSource.CLI.value, "user": actor(), **tags}
+    with _instance(cli) as instance, _Progress(cli.store(), publication, enabled=show):
+        result = run_here(AgentMesh.of_project(cli.root), job, value, instance=instance, tags=all_tags)
+        return _started(result, instance)
+
+
+def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
+    """Goes on with a failed or canceled run in this process, by the publication that it started with."""
+    os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
+    from agentmesh_dagster.orchestration.continuation import check_retryable, continue_here, pinned_job
+    from agentmesh_dagster.orchestration.host import AgentMesh
+
+    store = cli.store()
+    publication = store.publications.get(run.publication)
+    with _instance(cli) as instance:
+        run = check_retryable(store, instance, run)
+        job = pinned_job(cli.root, publication)
+        with _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json)):
+            result = continue_here(AgentMesh.of_project(cli.root), job, run, instance=instance, by=actor())
+        return _started(result, instance)
+
+
+def _instance(cli: CliContext) -> dg.DagsterInstance:
+    from agentmesh_dagster.orchestration.local_run import open_instance
     from agentmesh_dagster.settings import dagster_home
 
-    agentmesh = AgentMesh.of_project(cli.root)
-    with open_instance(dagster_home(cli.root)) as instance:
-        job = reconstructable_job(cli.root, publication.id, publication.slug)
-        all_tags = {TAG_SOURCE: RunSource.CLI.value, "user": actor(), **tags}
-        with _Progress(cli.store(), publication, enabled=show_progress):
-            return run_here(agentmesh, job, value, instance=instance, tags=all_tags)
+    return open_instance(dagster_home(cli.root))
+
+
+def _started(result: LocalRun, instance: dg.DagsterInstance) -> LocalRun:
+    """The result, where the Dagster run came as far as its run.
+
+    Raises:
+        AgentMeshError: It ended before (code `never-started`).
+    """
+    if result.run is None:
+        from agentmesh_dagster.orchestration.continuation import first_failure
+
+        reason = (
+            first_failure(instance, result.dagster_run_id) or "see its log in the Dagster UI (agentmesh dev)"
+        )
+        raise _NeverStarted(
+            f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status} before its first step: {reason}",
+            context={"dagster_run_id": result.dagster_run_id},
+        )
+    return result
+
+
+def _shows_progress(as_json: bool) -> bool:
+    return not as_json and sys.stderr.isatty()
 
 
 class _Progress:
-    """Shows the steps of the newest run while it works."""
+    """Shows the steps of a run while it works: of `run_id`, or of the one that this person starts."""
 
-    def __init__(self, store: Store, publication: Publication, *, enabled: bool) -> None:
+    def __init__(
+        self, store: Store, publication: Publication, *, run_id: str | None = None, enabled: bool
+    ) -> None:
         self._store = store
         self._publication = publication
+        self._run_id = run_id
         self._enabled = enabled
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._show, name="agentmesh-progress", daemon=True)
 
     def __enter__(self) -> None:
         if self._enabled:
-            self._before = {run.id for run in self._runs()}
+            self._before = set(self._runs())
             self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -128,9 +208,10 @@ class _Progress:
             self._done.set()
             self._thread.join()
 
-    def _runs(self) -> list[object]:
-        publication = self._publication
-        return list(self._store.runs.list(publication.project, kind=publication.kind, slug=publication.slug, limit=20))
+    def _runs(self) -> list[str]:
+        of = self._publication
+        found = self._store.runs.list(of.project, kind=of.kind, slug=of.slug, source=RunSource.CLI, limit=20)
+        return [run.id for run in found if run.triggered_by == actor()]
 
     def _show(self) -> None:
         from rich.console import Console
@@ -138,6 +219,11 @@ class _Progress:
 
         with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
             while not self._done.wait(0.15):
-                fresh = [run for run in self._runs() if run.id not in self._before]
-                if fresh:
-                    live.update(steps_table(self._store.runs.steps(fresh[0].id)))
+                try:
+                    if self._run_id is None:
+                        self._run_id = next(iter(set(self._runs()) - self._before), None)
+                    if self._run_id is not None:
+                        live.update(steps_table(self._store.runs.steps(self._run_id)))
+                except StoreError:
+                    # The run itself meets the same database, and says what is wrong with it.
+                    return

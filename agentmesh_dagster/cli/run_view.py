@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -58,19 +60,47 @@ def run_json(run: Run, steps: Iterable[Step]) -> dict[str, Json]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A step with what happened inside it."""
+
+    step: Step
+    depth: int
+    below: tuple[Branch, ...]
+
+
+def step_tree(steps: Iterable[Step]) -> tuple[Branch, ...]:
+    """The steps as they happened, each below its parent; skipped ones come last among their siblings."""
+    every = {step.key: step for step in steps}
+    below: dict[str | None, list[Step]] = {}
+    for step in every.values():
+        below.setdefault(step.parent_key if step.parent_key in every else None, []).append(step)
+
+    def branches(parent: str | None, depth: int) -> tuple[Branch, ...]:
+        return tuple(
+            Branch(step=step, depth=depth, below=branches(step.key, depth + 1))
+            for step in sorted(below.get(parent, ()), key=_place)
+        )
+
+    return branches(None, 0)
+
+
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Steps as they happened, each below its parent."""
-    every = list(steps)
-    started = {step.key: (step.started_at or step.queued_at or step.finished_at) for step in every}
-    earliest = min((moment for moment in started.values() if moment is not None), default=None)
+    """Steps as they happened, each after its parent."""
+    return [branch.step for branch in flat(step_tree(steps))]
 
-    def place(step: Step) -> tuple[object, ...]:
-        top = step.key.split("/")[0]
-        moment = started.get(top) or started[step.key] or earliest
-        own = started[step.key] or moment
-        return (step.status is StepStatus.SKIPPED, moment, top, own, step.key)
 
-    return sorted(every, key=place)
+def flat(branches: Iterable[Branch]) -> Iterator[Branch]:
+    """All branches, each before what is below it."""
+    for branch in branches:
+        yield branch
+        yield from flat(branch.below)
+
+
+def _place(step: Step) -> tuple[object, ...]:
+    moment = step.started_at or step.queued_at or step.finished_at
+    shown = "" if moment is None else moment.isoformat(timespec="microseconds")
+    return (step.status is StepStatus.SKIPPED, moment is None, shown, step.key)
 
 
 def steps_table(steps: Iterable[Step]) -> Table:
@@ -79,29 +109,40 @@ def steps_table(steps: Iterable[Step]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("step", "left"), ("type", "left"), ("status", "left"), ("time", "right"), ("tokens", "right")):
+    for name, justify in (
+        ("step", "left"),
+        ("type", "left"),
+        ("status", "left"),
+        ("time", "right"),
+        ("tokens", "right"),
+    ):
         table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType] - the words are rich's
-    for step in in_order(steps):
-        key, kind, status, time, tokens = _cells(step)
-        table.add_row(Text(key), Text(kind), Text(status, style=_COLORS.get(status, "dim")), Text(time), Text(tokens))
+    for branch in flat(step_tree(steps)):
+        key, kind, status, time, tokens = _cells(branch)
+        table.add_row(
+            Text(key), Text(kind), Text(status, style=_COLORS.get(status, "dim")), Text(time), Text(tokens)
+        )
     return table
 
 
 def print_run(run: Run, steps: Sequence[Step]) -> None:
     """A run with its steps, for people."""
-    if click.get_text_stream("stdout").isatty():
+    if sys.stdout.isatty():
         from rich.console import Console
 
         Console().print(steps_table(steps))
     else:
         print_table(
-            ("step", "type", "status", "time", "tokens"), [_cells(step) for step in in_order(steps)], empty="no steps"
+            ("step", "type", "status", "time", "tokens"),
+            [_cells(branch) for branch in flat(step_tree(steps))],
+            empty="no steps",
         )
     duration = f" in {run.duration_ms / 1000:.2f} s" if run.duration_ms is not None else ""
     tokens = f"{run.input_tokens} tokens in, {run.output_tokens} out"
     click.echo()
     click.secho(
-        f"run {run.id} {run.status.value}{duration}; {tokens}, {run.cost_usd:.6f} USD", fg=_COLORS.get(run.status.value)
+        f"run {run.id} {run.status.value}{duration}; {tokens}, {run.cost_usd:.6f} USD",
+        fg=_COLORS.get(run.status.value),
     )
     if run.status is RunStatus.SUCCEEDED:
         click.echo(json.dumps(run.output, ensure_ascii=False, indent=2))
@@ -109,9 +150,73 @@ def print_run(run: Run, steps: Sequence[Step]) -> None:
         click.echo(f"{run.error['code']}: {run.error['message']}")
 
 
-def _cells(step: Step) -> tuple[str, str, str, str, str]:
-    depth = step.key.count("/") - (step.kind in ("llm", "tool"))
-    shown = "  " * max(depth, 0) + ("/".join(step.key.split("/")[-2:]) if depth > 0 else step.key)
+def print_trace(steps: Iterable[Step]) -> None:
+    """The steps as a tree, with what each took and what went wrong."""
+    branches = step_tree(steps)
+    if not branches:
+        click.echo("no steps yet", err=True)
+    for index, branch in enumerate(branches):
+        _print_branch(branch, "", is_last=index == len(branches) - 1)
+
+
+def _print_branch(branch: Branch, before: str, *, is_last: bool) -> None:
+    step = branch.step
+    key, kind, status, time, tokens = _cells(branch)
+    facts = [kind, time, "" if tokens == "-" else f"{tokens} tokens"]
+    if step.cost_usd:
+        facts.append(f"{step.cost_usd:.6f} USD")
+    if step.attempt > 1:
+        facts.append(f"attempt {step.attempt}")
+    shown = click.style(status, fg=_COLORS.get(status))
+    joint = "└─ " if is_last else "├─ "
+    click.echo(
+        f"{before}{joint}{key.strip()}  {shown}  {', '.join(fact for fact in facts if fact not in ('', '-'))}"
+    )
+    inner = before + ("   " if is_last else "│  ")
+    if step.error is not None:
+        lines = f"{step.error.get('code', 'error')}: {step.error.get('message', '')}".splitlines()
+        for line in lines:
+            click.secho(f"{inner}{'│  ' if branch.below else '   '}{line}", fg="red")
+    for index, child in enumerate(branch.below):
+        _print_branch(child, inner, is_last=index == len(branch.below) - 1)
+
+
+def trace_json(branch: Branch, run: Run) -> dict[str, Json]:
+    """A step with what is below it, as `agentmesh runs trace --json` prints it."""
+    return {**step_json(branch.step, run), "children": [trace_json(child, run) for child in branch.below]}
+
+
+def run_facts(run: Run) -> dict[str, Json]:
+    """A run without its steps, input and output, as `agentmesh runs list --json` prints it."""
+    return {
+        "run_id": run.id,
+        "project": run.project,
+        "kind": run.kind,
+        "slug": run.slug,
+        "version": run.version,
+        "publication": run.publication,
+        "status": run.status.value,
+        "source": run.source.value,
+        "triggered_by": run.triggered_by,
+        "dagster_run_ids": list(run.dagster_run_ids),
+        "parent_run_id": run.parent_run_id,
+        "error": run.error,
+        "queued_at": run.queued_at,
+        "started_at": run.started_at,
+        "finished_at": run.finished_at,
+        "resumed_at": run.resumed_at,
+        "duration_ms": run.duration_ms,
+        "steps_executed": run.steps_executed,
+        "tokens": {"input": run.input_tokens, "output": run.output_tokens},
+        "cost_usd": run.cost_usd,
+    }
+
+
+def _cells(branch: Branch) -> tuple[str, str, str, str, str]:
+    step = branch.step
+    parent = step.parent_key
+    inside = branch.depth > 0 and parent is not None and step.key.startswith(f"{parent}/")
+    shown = "  " * branch.depth + (step.key[len(parent or "") + 1 :] if inside else step.key)
     time = "-" if step.duration_ms is None else f"{step.duration_ms / 1000:.2f} s"
     tokens = f"{step.input_tokens}+{step.output_tokens}" if step.input_tokens or step.output_tokens else "-"
     kind = step.model_used or (step.node_type if step.kind == "node" else step.kind)

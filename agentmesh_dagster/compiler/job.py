@@ -77,7 +77,7 @@ def construct_graph(pinned: Pinned, job: str, node_types: Mapping[str, AnyNodeTy
             if any(edge.number in port.edges for edge in incoming)
         ]
         invocation = dg.NodeInvocation(op.name, alias=op_alias(name))
-        wires[invocation] = {"upstream": dg.MultiDependencyDefinition(sources)} if sources else {}  # pyright: ignore[reportArgumentType] - Dagster types the list invariantly
+        wires[invocation] = {"upstream": dg.MultiDependencyDefinition(sources)} if sources else {}
     finish = build_finish_op(pinned, job)
     ops.append(finish)
     # `start` always yields its `done`, so that the fan-in runs when all sinks are decided, even if all are skipped.

@@ -19,6 +19,7 @@ from agentmesh_dagster.runtime.run_node import NodeOutcome, run_node
 from agentmesh_dagster.runtime.session import Pinned, RunSession
 from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.specs.documents import NodeSpec
+from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.nodes import AgentConfig, ToolConfig
 
 RESOURCE_KEY = "agentmesh"
@@ -161,10 +162,8 @@ def output_metadata(outcome: NodeOutcome) -> Mapping[str, Any]:
 
 def usage_metadata(row: Step) -> dict[str, Any]:
     """Tokens and cost of an agent's output."""
-    usage: Any = (
-        row.output.get("usage") if isinstance(row.output, dict) and row.node_type == "agent" else None
-    )
-    if not isinstance(usage, dict):
+    usage = (as_object(row.output) or {}).get("usage") if row.node_type == "agent" else None
+    if usage is None:
         return {}
     return {
         "input_tokens": usage["input_tokens"],
@@ -181,6 +180,6 @@ def preview(value: Json) -> dg.MetadataValue[Any]:
         return dg.MetadataValue.text(
             f"{text[:PREVIEW_CHARS]}... ({len(text)} characters; all of it is in the journal)"
         )
-    if isinstance(value, dict | list):
+    if as_object(value) is not None or as_list(value) is not None:
         return dg.MetadataValue.json(value)
     return dg.MetadataValue.text(value if isinstance(value, str) else text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -53,6 +54,8 @@ class AgentMesh:
     project: str = "default"
     function_modules: tuple[str, ...] = ()
     """Modules whose functions `code` nodes and `function` tools may call, besides `AGENTMESH_FUNCTION_MODULES`."""
+    root: Path | None = None
+    """The project's folder: functions of modules in it can be called."""
     lease_s: float = 60.0
     """How long a run's lease lasts unrenewed; a killed worker's run is found out after that."""
 
@@ -66,7 +69,10 @@ class AgentMesh:
         """
         root = project_root(start)
         return AgentMesh(
-            database_url=database_url(root), project=project_slug(), function_modules=function_modules
+            database_url=database_url(root),
+            project=project_slug(),
+            function_modules=function_modules,
+            root=root,
         )
 
     def store(self) -> Store:
@@ -89,8 +95,8 @@ class AgentMesh:
             try:
                 yield host
             finally:
-                if context.run_id is not None:
-                    host.close(context.run_id)
+                if context.run_id is not None and context.instance is not None:
+                    host.close(context.run_id, context.instance)
 
         return dg.ResourceDefinition(
             resource_fn=agentmesh, description="The AgentMesh journal and model client."
@@ -149,9 +155,11 @@ class Host:
         finally:
             log.flush()
 
-    def close(self, dagster_run_id: str) -> None:
-        """Ends the session of a Dagster run, if there is one, and gives the run's lease back."""
-        run_on_loop(self._close(dagster_run_id))
+    def close(self, dagster_run_id: str, instance: dg.DagsterInstance) -> None:
+        """Ends the session of a Dagster run, if there is one: gives the lease back, and tags how the run ended."""
+        ended = run_on_loop(self._close(dagster_run_id))
+        if ended is not None:
+            instance.add_run_tags(dagster_run_id, {TAG_STATUS: ended.value})
 
     async def _work(
         self,
@@ -194,24 +202,31 @@ class Host:
             await asyncio.to_thread(instance.add_run_tags, run.run_id, own)
         return session
 
-    async def _close(self, dagster_run_id: str) -> None:
+    async def _close(self, dagster_run_id: str) -> RunStatus | None:
         opening = self._sessions.pop(dagster_run_id, None)
         if opening is None:
-            return
+            return None
         if not opening.done():
             opening.cancel()
         outcome = (await asyncio.gather(opening, return_exceptions=True))[0]
-        if isinstance(outcome, RunSession):
-            await outcome.close()
+        if not isinstance(outcome, RunSession):
+            return None
+        await outcome.close()
+        return outcome.ended
 
 
 def build_environment(agentmesh: AgentMesh) -> Environment:
-    """The environment of a process, with the real journal, model client and tools."""
+    """The environment of a process, with the real journal, model client and tools.
+
+    The project's folder is put on `sys.path`: what a code location does to the path while it is loaded, Dagster undoes.
+    """
     from agentmesh_dagster.llm.client import ModelRouter
     from agentmesh_dagster.runtime.functions import FunctionRegistry
     from agentmesh_dagster.runtime.secrets import Secrets, load_provider
     from agentmesh_dagster.runtime.tools.http_client import HttpClient
 
+    if agentmesh.root is not None and str(agentmesh.root) not in sys.path:
+        sys.path.append(str(agentmesh.root))
     return Environment(
         journal=agentmesh.store().journal,
         models=ModelRouter(),

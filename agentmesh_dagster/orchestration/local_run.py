@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -16,11 +16,13 @@ from agentmesh_dagster.orchestration.code_location import build_published_job, n
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.reconcile import find_run, lease_of, reconcile_run
 from agentmesh_dagster.records import Json, Run
+from agentmesh_dagster.scaffold import write_dagster_yaml
 from agentmesh_dagster.settings import WORKSPACE_FILE
+from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.names import job_name
 
 if TYPE_CHECKING:
-    from dagster._core.definitions.reconstruct import ReconstructableJob
+    from agentmesh_dagster.orchestration.location_internals import ReconstructableJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +70,11 @@ def code_location_file(root: Path) -> Path | None:
         return None
     import yaml
 
-    targets = (yaml.safe_load(workspace.read_text(encoding="utf-8")) or {}).get("load_from") or []
-    for target in targets:
-        entry = target.get("python_file") if isinstance(target, dict) else None
-        path = entry.get("relative_path") if isinstance(entry, dict) else entry
+    content: Any = yaml.safe_load(workspace.read_text(encoding="utf-8"))
+    for target in as_list((as_object(content) or {}).get("load_from")) or []:
+        entry: Any = (as_object(target) or {}).get("python_file")
+        fields = as_object(entry)
+        path: Any = entry if fields is None else fields.get("relative_path")
         if isinstance(path, str):
             return root / path
     raise DefinitionError(
@@ -107,8 +110,6 @@ def run_here(
 
 def open_instance(home: Path) -> dg.DagsterInstance:
     """The Dagster instance of a project; its home is made if need be."""
-    from agentmesh_dagster.scaffold import write_dagster_yaml
-
     home.mkdir(parents=True, exist_ok=True)
     write_dagster_yaml(home)
     os.environ["DAGSTER_HOME"] = str(home)

@@ -1,4 +1,7 @@
-"""Private Dagster names of the code location."""
+"""The private Dagster names of the code location, as `dagster_internals` holds those of the executor.
+
+`tests/test_dagster_internals.py` says which one moved, when a Dagster release moves one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ from pathlib import Path
 import dagster as dg
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
+from dagster._core.workspace.autodiscovery import loadable_targets_from_python_file
+
+
+__all__ = ["ReconstructableJob", "handed_metadata", "reconstructable_from_file", "with_metadata"]
 
 
 def handed_metadata(key: str) -> str | None:
@@ -28,8 +35,6 @@ def with_metadata(repository: dg.RepositoryDefinition, metadata: dict[str, str])
 
 def reconstructable_from_file(file: Path, job: str) -> ReconstructableJob:
     """A job of the only repository in a Python file, as `dagster job execute -f` finds it."""
-    from dagster._core.workspace.autodiscovery import loadable_targets_from_python_file
-
     targets = loadable_targets_from_python_file(str(file), str(file.parent.parent))
     repository = ReconstructableRepository.for_file(str(file), targets[0].attribute, str(file.parent.parent))
     return repository.get_reconstructable_job(job)

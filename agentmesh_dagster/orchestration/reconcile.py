@@ -8,8 +8,8 @@ run out while Dagster calls it started is reported to Dagster as failed (or canc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
@@ -17,6 +17,7 @@ from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import TAG_STATUS
 from agentmesh_dagster.errors import NodeError, NotFound
 from agentmesh_dagster.records import Event, Lease, Run, RunStatus
+from agentmesh_dagster.runtime.loop import run_on_loop
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
@@ -27,6 +28,11 @@ _ENDS = {
     dg.DagsterRunStatus.CANCELED: RunStatus.CANCELED,
 }
 _AT_WORK = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+_LOST: Final = "The worker of this run has not been heard of since its lease ran out; it was probably killed."
+_REPORTING_S: Final = 60.0
+"""How long a reconciler has for reporting a lost run, before another one may."""
+_SILENCE_S: Final = 3600.0
+"""How long a run without a lease must have written nothing before it is given up, where Dagster cannot be asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,40 +63,81 @@ def reconcile(
 def reconcile_run(
     store: Store, instance: dg.DagsterInstance, run: Run, lease: Lease | None, clock: Clock
 ) -> Correction | None:
-    """Puts one run right, if it is wrong."""
+    """Puts one run right, if it is wrong.
+
+    A run without any lease is between two holders (a step process of the multiprocess executor has ended, and the next
+    one has not begun), so that only Dagster can say that it is over.
+    """
     if run.status is RunStatus.WAITING or not run.dagster_run_ids:
         return None
     dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1])
     now = clock.now()
     if dagster_run is None:
-        # Another Dagster instance's run, or one that was deleted: only the lease can tell.
-        return (
-            _correct(store, run, RunStatus.FAILED, "its Dagster run is gone", clock)
-            if _is_over(lease, now)
-            else None
-        )
+        # Another Dagster instance's run, or one that was deleted: only the journal can tell.
+        if not _is_silent(store, run, lease, now):
+            return None
+        return _correct(store, run, RunStatus.FAILED, "its Dagster run is gone", clock)
     if dagster_run.status in _ENDS:
-        status = _ENDS[dagster_run.status]
-        if status is RunStatus.SUCCEEDED:
-            # Its own last op says so; a run that Dagster calls a success and that did not is between the two.
-            if not _is_over(lease, now):
-                return None
-            status = RunStatus.FAILED
-        return _correct(
-            store, run, status, f"Dagster run ended as {dagster_run.status.value}", clock, instance
-        )
-    if dagster_run.status in _AT_WORK and _is_over(lease, now):
-        message = (
-            "The worker of this run has not been heard of since its lease ran out; it was probably killed."
-        )
+        return _take_over_end(store, instance, run, dagster_run, lease, clock)
+    if dagster_run.status in _AT_WORK and lease is not None and lease.expires_at <= now:
+        return _end_lost_worker(store, instance, run, clock)
+    return None
+
+
+def _take_over_end(
+    store: Store,
+    instance: dg.DagsterInstance,
+    run: Run,
+    dagster_run: dg.DagsterRun,
+    lease: Lease | None,
+    clock: Clock,
+) -> Correction | None:
+    status = _ENDS[dagster_run.status]
+    if status is RunStatus.SUCCEEDED:
+        # Its own last op says so; a run that Dagster calls a success and that did not is between the two.
+        if lease is not None and lease.expires_at > clock.now():
+            return None
+        status = RunStatus.FAILED
+    reason = f"Dagster run ended as {dagster_run.status.value}"
+    return _correct(store, run, status, reason, clock, instance)
+
+
+def _end_lost_worker(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock) -> Correction | None:
+    """Reports a run whose lease has run out.
+
+    Whoever does it takes the lease first: of several reconcilers one reports, a worker that was only slow keeps its
+    run, and a reconciler that dies half-way leaves a lease that runs out again.
+    """
+    holder = f"reconciler/{clock.new_id()}"
+    now = clock.now()
+    journal = store.journal
+    until = now + timedelta(seconds=_REPORTING_S)
+    if not run_on_loop(journal.renew_lease(run.id, holder, now=now, until=until)):
+        return None
+    try:
+        dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1])
+        if dagster_run is None or dagster_run.status not in _AT_WORK:
+            return None
         if dagster_run.status is dg.DagsterRunStatus.CANCELING:
-            instance.report_run_canceled(dagster_run, message)
+            instance.report_run_canceled(dagster_run, _LOST)
             return _correct(
                 store, run, RunStatus.CANCELED, "its worker died while it was canceled", clock, instance
             )
-        instance.report_run_failed(dagster_run, message)
+        instance.report_run_failed(dagster_run, _LOST)
         return _correct(store, run, RunStatus.FAILED, "its worker died", clock, instance)
-    return None
+    finally:
+        run_on_loop(journal.release_lease(run.id, holder))
+
+
+def _is_silent(store: Store, run: Run, lease: Lease | None, now: datetime) -> bool:
+    """Whether nobody can be at work on a run that this Dagster instance does not know."""
+    if lease is not None:
+        return lease.expires_at <= now
+    moments = [run.queued_at, run.started_at, run.resumed_at]
+    for step in store.runs.steps(run.id):
+        moments += [step.queued_at, step.started_at, step.finished_at]
+    heard_of = [moment for moment in moments if moment is not None]
+    return not heard_of or max(heard_of) + timedelta(seconds=_SILENCE_S) <= now
 
 
 def find_run(store: Store, dagster_run_id: str) -> Run | None:
@@ -104,10 +151,6 @@ def find_run(store: Store, dagster_run_id: str) -> Run | None:
 def lease_of(store: Store, run: Run) -> Lease | None:
     """The lease on an unfinished run."""
     return next((found.lease for found in store.runs.unfinished(run.project) if found.run.id == run.id), None)
-
-
-def _is_over(lease: Lease | None, now: datetime) -> bool:
-    return lease is None or lease.expires_at <= now
 
 
 def _correct(

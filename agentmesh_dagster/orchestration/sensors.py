@@ -5,7 +5,6 @@ from __future__ import annotations
 import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
-from agentmesh_dagster.constants import TAG_RUN_ID
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.reconcile import find_run, lease_of, reconcile, reconcile_run
 
@@ -22,7 +21,7 @@ def build_run_status_sensors(
         def heard(context: dg.RunStatusSensorContext) -> dg.SkipReason:
             # Not the run id of the tag, which a re-execution copies: whose work it was stands in the store.
             run = find_run(agentmesh.store(), context.dagster_run.run_id)
-            if run is None or TAG_RUN_ID not in context.dagster_run.tags:
+            if run is None:
                 return dg.SkipReason("not a run of AgentMesh")
             if run.status.is_final or run.dagster_run_ids[-1] != context.dagster_run.run_id:
                 return dg.SkipReason(f"run {run.id} has written its own end")

@@ -52,14 +52,18 @@ def reload_code_location(url: str, name: str = LOCATION, *, timeout_s: float = 1
         raise WebserverError(f"the code location {name!r} does not load: {loaded['message'].strip()}")
 
 
-def query(url: str, text: str, variables: dict[str, Any] | None = None, *, timeout_s: float = 30.0) -> dict[str, Any]:
+def query(
+    url: str, text: str, variables: dict[str, Any] | None = None, *, timeout_s: float = 30.0
+) -> dict[str, Any]:
     """Runs a GraphQL query and returns its data.
 
     Raises:
         WebserverError: No answer, or an answer with errors.
     """
     if not url.startswith(("http://", "https://")):
-        raise WebserverError(f"{url!r} is no http address of a Dagster webserver, such as 'http://127.0.0.1:3000'")
+        raise WebserverError(
+            f"{url!r} is no http address of a Dagster webserver, such as 'http://127.0.0.1:3000'"
+        )
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked above
         f"{url.rstrip('/')}/graphql",
         data=json.dumps({"query": text, "variables": variables or {}}).encode(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.runtime.functions import FunctionRegistry
@@ -27,6 +27,6 @@ class Environment:
     functions: FunctionRegistry
     http: HttpClient
     clock: Clock = field(default_factory=SystemClock)
-    node_types: Mapping[str, NodeType] = field(default_factory=node_types)
+    node_types: Mapping[str, NodeType[Any]] = field(default_factory=node_types)
     lease_s: float = 60.0
     """How long a run's lease lasts without being renewed; it is renewed at a third of it."""

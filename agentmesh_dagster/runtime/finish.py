@@ -31,19 +31,7 @@ async def finish_run(session: RunSession) -> RunEnd:
         if state is NodeState.SKIPPED:
             rows[name] = await record_skipped(session, scope, scope.graph.nodes[name])
     end = decide_end(session, rows, states)
-    event = session.event(
-        "run.completed" if end.status is RunStatus.SUCCEEDED else "run.failed",
-        None,
-        {"error": end.error} if end.error is not None else None,
-    )
-    await session.environment.journal.finish_run(
-        session.run.id,
-        end.status,
-        at=session.environment.clock.now(),
-        output=end.output,
-        error=end.error,
-        events=[event],
-    )
+    await session.end(end.status, output=end.output, error=end.error)
     return end
 
 
@@ -95,10 +83,9 @@ def _no_end(graph: Graph, rows: dict[str, Step]) -> NodeError:
         for name in graph.order
         if rows[name].status is not StepStatus.SKIPPED and graph.outgoing[name] and not live_edges(rows[name])
     ]
+    decisions: dict[str, Json] = {name: rows[name].routing_decision or {} for name in stuck}
     places = ", ".join(
-        f"{name!r} (chose {decision['handles']})"
-        if (decision := rows[name].routing_decision or {}).get("handles")
-        else repr(name)
+        f"{name!r} (chose {handles})" if (handles := decisions[name].get("handles")) else repr(name)
         for name in stuck
     )
     return NodeError(

@@ -73,6 +73,8 @@ class Function:
                 result = await self.call(**keywords)
             else:
                 result = await run_in_thread(lambda: self.call(**keywords))
+                if inspect.isawaitable(result):  # a plain function around an async one
+                    result = await result
             return to_json(result, self.reference)
         except ToolError:
             raise
@@ -240,7 +242,7 @@ def _describe(reference: str, function: Callable[..., Any]) -> Function:
     return Function(
         reference=reference,
         call=function,
-        is_async=inspect.iscoroutinefunction(inspect.unwrap(function)),
+        is_async=inspect.iscoroutinefunction(function),
         arguments=arguments,
         input_schema=input_schema,
         output_schema=_output_schema(hints),

@@ -9,6 +9,7 @@ from typing import Any
 from agentmesh_dagster.records import Json, Run, Step
 from agentmesh_dagster.runtime.routing import EdgeState, NodeState, edge_state, settle
 from agentmesh_dagster.specs.documents import WorkflowSpec
+from agentmesh_dagster.specs.fields import as_object
 from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.names import identifier
 
@@ -28,7 +29,8 @@ class Scope:
     def of(workflow: WorkflowSpec) -> Scope:
         """The top level of a workflow."""
         properties: dict[str, Any] = (workflow.state_schema or {}).get("properties", {})
-        defaults = {k: s["default"] for k, s in properties.items() if isinstance(s, dict) and "default" in s}
+        schemas = {key: as_object(schema) or {} for key, schema in properties.items()}
+        defaults = {key: schema["default"] for key, schema in schemas.items() if "default" in schema}
         return Scope(Graph.of(workflow.nodes, workflow.edges), state_defaults=defaults)
 
     def key(self, node_id: str) -> str:
@@ -60,7 +62,8 @@ def names_before(scope: Scope, run: Run, node_id: str, rows: Mapping[str, Step])
 
 def names_after(names: Mapping[str, Json], node_id: str, row: Step) -> dict[str, Json]:
     """The names that a finished node's `set` and its edges' conditions see: those before, and itself."""
-    written: dict[str, Json] = (row.routing_decision or {}).get("set", {})
+    decision: dict[str, Json] = row.routing_decision or {}
+    written: dict[str, Json] = decision.get("set", {})
     return {
         **names,
         "steps": {**names["steps"], identifier(node_id): _step_view(row)},

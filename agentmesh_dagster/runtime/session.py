@@ -71,6 +71,8 @@ class RunSession:
         self.scope = Scope.of(pinned.workflow)
         self._rows: dict[str, Step] = dict(rows)
         self._lease: asyncio.Task[None] | None = None
+        self.ended: RunStatus | None = None
+        """How this process ended the run, once it did."""
 
     async def row(self, key: str) -> Step | None:
         """The row under a key, from the cache; what another process writes is not of this process's steps."""
@@ -124,13 +126,19 @@ class RunSession:
 
     async def fail(self, error: Json) -> None:
         """Ends the run as failed, unless it is final already."""
-        await self.environment.journal.finish_run(
-            self.run.id,
-            RunStatus.FAILED,
-            at=self.environment.clock.now(),
-            error=error,
-            events=[self.event("run.failed", None, {"error": error})],
+        await self.end(RunStatus.FAILED, error=error)
+
+    async def end(self, status: RunStatus, *, output: Json = None, error: Json = None) -> None:
+        """Ends the run as succeeded or failed, unless it is final already."""
+        succeeded = status is RunStatus.SUCCEEDED
+        event = self.event(
+            "run.completed" if succeeded else "run.failed", None, None if error is None else {"error": error}
         )
+        moved = await self.environment.journal.finish_run(
+            self.run.id, status, at=self.environment.clock.now(), output=output, error=error, events=[event]
+        )
+        if moved:
+            self.ended = status
 
     async def start_lease(self) -> None:
         """Takes the run's lease and keeps it until `close`.

@@ -102,9 +102,14 @@ def free_data(value: Json) -> Json:
     return value
 
 
+_INVISIBLE: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
 def dump_json(document: Mapping[str, Json]) -> str:
     """Canonical JSON text, indented, with a final line break."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # JSON allows these as they are; files do not survive them.
+    return _INVISIBLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def dump_yaml(document: Mapping[str, Json]) -> str:
@@ -122,7 +127,7 @@ def dump_yaml(document: Mapping[str, Json]) -> str:
 
 _PLAIN: Final = re.compile(r"[^\W\d_][\w./@+-]*(?: [\w./@+(-][\w./@+();,'?!-]*)*\Z", re.ASCII)
 _WORDS: Final = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf"))
-_BLOCK: Final = re.compile(r"[^\s][^\r\x85\u2028\u2029\ufeff\x00-\x08\x0b-\x1f\x7f-\x9f\t]*\Z")
+_BLOCK: Final = re.compile(r"(?!\s)[^\r\x85\u2028\u2029\ufeff\x00-\x08\x0b-\x1f\x7f-\x9f\t]*\Z")
 
 
 class _Representer(SafeRepresenter):

@@ -24,6 +24,7 @@ from agentmesh_dagster.records import Json
 MAX_BYTES: Final = 2_000_000
 """Bytes of one file."""
 MAX_DEPTH: Final = 64
+INPUTS_FOLDER: Final = "inputs"
 """Levels of lists and objects in one document."""
 MAX_ALIASED: Final = 200_000
 """Values and characters that the aliases of one file may add, counted as often as they are used."""
@@ -57,8 +58,8 @@ class LoadedDocument:
 def load_path(path: str | os.PathLike[str]) -> list[LoadedDocument]:
     """Loads a file, or every `.yaml`, `.yml` and `.json` file under a folder, in the order of their paths.
 
-    Hidden files and folders are left out, links to folders are not followed, and a link to a file outside the
-    folder is refused.
+    Hidden files and folders and folders named `inputs` (the inputs of example runs) are left out, links to folders
+    are not followed, and a link to a file outside the folder is refused.
 
     Raises:
         DefinitionError: A file cannot be read or is not a document (see `load_documents`), or there is none.
@@ -80,7 +81,7 @@ def _files_under(root: Path) -> Iterator[Path]:
         _refuse(str(error.filename), f"cannot be read: {error.strerror}", "document-unreadable")
 
     for folder, folders, names in os.walk(root, onerror=fail):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != INPUTS_FOLDER)
         for name in names:
             file = Path(folder, name)
             if name.startswith(".") or file.suffix.lower() not in SUFFIXES:

@@ -149,10 +149,35 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return options[found[0]] if found else None
 
 
-def suggestion(word: str, known: Iterable[str], *, shown: int = 30) -> str:
+class Suggestions:
+    """Nearest known words for many wrong ones, with a bound on the work: a large document may be wrong everywhere."""
+
+    _MOST = 100
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._known = tuple(known)
+        self._found: dict[str, str | None] = {}
+
+    def nearest(self, word: str) -> str | None:
+        """The known word most like `word`; None where nothing is near, or after many other words."""
+        if word not in self._found:
+            if len(self._found) >= self._MOST:
+                return None
+            self._found[word] = nearest(word[:120], self._known)
+        return self._found[word]
+
+    def mend(self, word: str) -> str:
+        """The nearest known word, or the list of the known ones."""
+        return _mend(self.nearest(word), self._known)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
     """A mend: the nearest known word, or the list of the known ones."""
-    names = list(known)
-    near = nearest(word, names)
+    names = tuple(known)
+    return _mend(nearest(word[:120], names), names)
+
+
+def _mend(near: str | None, names: tuple[str, ...], shown: int = 30) -> str:
     if near is not None:
         return f"Did you mean {near!r}"
     if not names:

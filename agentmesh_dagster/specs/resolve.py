@@ -31,6 +31,7 @@ __all__ = [
     "NamingLibrary",
     "PinnedDocument",
     "check_references",
+    "missing",
     "references_of",
     "resolve_closure",
 ]
@@ -203,6 +204,22 @@ def resolve_closure(
     return walk.closure(document)
 
 
+def missing(
+    path: str, kind: str, slug: str, version: int | None, library: Library, inside: str = ""
+) -> Problem:
+    """The problem of a reference that the library cannot follow; `inside` says in which other document it stands."""
+    if version is not None and library.get(kind, slug, None) is not None:
+        message = f"The {kind} {slug!r} has no version {version}{inside}"
+        return Problem.of("reference-missing", path, message, "Name one that exists")
+    names = library.names(kind) if isinstance(library, NamingLibrary) else ()
+    mend = (
+        suggestion(slug, names)
+        if names
+        else f"Import the {kind} {slug!r}, and publish it, or correct the name"
+    )
+    return Problem.of("reference-missing", path, f"There is no {kind} {slug!r}{inside}", mend)
+
+
 _Key = tuple[str, str]
 
 
@@ -292,22 +309,9 @@ class _Walk:
         if key in self._missing:
             return
         self._missing.add(key)
-        kind, slug, version = reference.kind, reference.slug, reference.version
-        if version is not None and self._library.get(kind, slug, None) is not None:
-            self._tell(
-                "reference-missing",
-                path,
-                f"The {kind} {slug!r} has no version {version}{inside}",
-                "Name one that exists",
-            )
-            return
-        names = self._library.names(kind) if isinstance(self._library, NamingLibrary) else ()
-        mend = (
-            suggestion(slug, names)
-            if names
-            else f"Import the {kind} {slug!r}, and publish it, or correct the name"
+        self.problems.append(
+            missing(path, reference.kind, reference.slug, reference.version, self._library, inside)
         )
-        self._tell("reference-missing", path, f"There is no {kind} {slug!r}{inside}", mend)
 
     def _tell(self, code: str, path: str, message: str, mend: str) -> None:
         self.problems.append(Problem.of(code, path, message, mend))

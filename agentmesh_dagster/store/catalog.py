@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.records import Definition, Json, Project, Version
 from agentmesh_dagster.specs.closure import content_hash
-from agentmesh_dagster.specs.names import job_name
 from agentmesh_dagster.store.audit import write_audit
 from agentmesh_dagster.store.catalog_checks import (
     Document,
@@ -26,14 +23,16 @@ from agentmesh_dagster.store.catalog_checks import (
 )
 from agentmesh_dagster.store.catalog_rows import (
     definition_record,
+    described_by,
     find_definition,
     find_version,
+    insert_definition,
+    insert_version,
     require_definition,
     select_definitions,
     version_record,
 )
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text
 from agentmesh_dagster.store.publications import live_users, write_publication
 from agentmesh_dagster.store.tables import definitions, projects, versions
 
@@ -340,85 +339,44 @@ class Catalog:
         check_type(found, kind, slug, type)
         check_revision(found, kind, slug, expected_revision)
         digest = content_hash(content)
-        if found is not None and found.archived_at is None:
-            newest = find_version(connection, found, None)
-            if newest.hash == digest:
-                return newest
+        newest = None if found is None else find_version(connection, found, None)
+        if newest is not None and newest.hash == digest and found is not None and found.archived_at is None:
+            return newest
         check_collision(connection, project, kind, slug)
-        now = self._clock.now()
-        described: dict[str, Any] = {
-            "name": content.get("name") or slug,
-            "description": content.get("description", ""),
-            "category": content.get("category", ""),
-            "tags": list(content.get("tags", ())),
-            "is_template": bool(content.get("is_template", False)),
-            "type": type,
-        }
+        version = Version(
+            definition_id=self._clock.new_id() if found is None else found.id,
+            project=project,
+            kind=kind,
+            slug=slug,
+            number=1 if found is None else found.latest_version + 1,
+            document=content,
+            hash=digest,
+            message=message,
+            created_by=by,
+            created_at=self._clock.now(),
+        )
+        if newest is not None and newest.hash == digest:
+            version = newest
+        described = described_by(content) | {"type": type, "latest_version": version.number}
         if found is None:
-            number = 1
-            definition_id = self._clock.new_id()
-            connection.execute(
-                insert(definitions).values(
-                    id=definition_id,
-                    project=project,
-                    kind=kind,
-                    slug=slug,
-                    job_name=job_name(kind, slug),
-                    is_active=True,
-                    owner=by if owner is None else owner,
-                    created_by=by,
-                    updated_by=by,
-                    created_at=now,
-                    updated_at=now,
-                    revision=1,
-                    latest_version=1,
-                    **described,
-                )
-            )
+            insert_definition(connection, version, owner=by if owner is None else owner, **described)
         else:
-            definition_id = found.id
-            number = found.latest_version
-            newest = find_version(connection, found, None)
-            if newest.hash != digest:
-                number += 1
             if owner is not None:
                 described["owner"] = owner
-            self._change(connection, found, by=by, latest_version=number, archived_at=None, **described)
-        if found is None or number != found.latest_version:
-            self._insert_version(
-                connection, definition_id, number, content, digest, by=by, message=message, now=now
-            )
-        entity = f"{kind}/{slug}"
+            self._change(connection, found, by=by, archived_at=None, **described)
+        if version is not newest:
+            insert_version(connection, version)
         write_audit(
-            connection, self._clock, project, action, actor=by, entity=entity, version=number, detail=detail
+            connection,
+            self._clock,
+            project,
+            action,
+            actor=by,
+            entity=f"{kind}/{slug}",
+            version=version.number,
+            detail=detail,
         )
-        stored = require_definition(connection, project, kind, slug)
-        return find_version(connection, stored, None)
-
-    def _insert_version(
-        self,
-        connection: Connection,
-        definition_id: str,
-        number: int,
-        content: dict[str, Json],
-        digest: str,
-        *,
-        by: str,
-        message: str,
-        now: datetime,
-    ) -> None:
-        connection.execute(
-            insert(versions).values(
-                definition_id=definition_id,
-                number=number,
-                hash=digest,
-                message=message,
-                created_by=by,
-                created_at=now,
-                document=content,
-                exact=None if self._database.is_sqlite else exact_text({"document": content}),
-            )
-        )
+        return version
 
     def _change(self, connection: Connection, found: Definition, *, by: str, **values: object) -> None:
         connection.execute(

@@ -12,7 +12,7 @@ from agentmesh_dagster.errors import DefinitionError, StoreError
 from agentmesh_dagster.records import Definition, Json
 from agentmesh_dagster.specs.base import SLUG_PATTERN
 from agentmesh_dagster.specs.names import job_name
-from agentmesh_dagster.store.exact import has_nul, to_text
+from agentmesh_dagster.store.exact import from_text, has_nul, to_text
 from agentmesh_dagster.store.tables import definitions
 
 Document = BaseModel | Mapping[str, Json]
@@ -29,7 +29,7 @@ def canonical(document: Document) -> dict[str, Json]:
     if kind not in KINDS or not isinstance(slug, str):
         raise DefinitionError("a document needs a `kind` and a `slug` to be stored", code="bad-document")
     check_slug(slug)
-    to_text(content)  # refuses what is no JSON
+    content = from_text(to_text(content))  # refuses what is no JSON; a copy that nobody else changes
     if has_nul(content):
         raise StoreError(
             f"the {kind} {slug!r} has a NUL character (\\0) in a text; remove it", code="nul-character"

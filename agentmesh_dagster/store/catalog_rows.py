@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, insert, select
 
 from agentmesh_dagster.errors import NotFound
-from agentmesh_dagster.records import Definition, Version
-from agentmesh_dagster.store.exact import exact_values
+from agentmesh_dagster.records import Definition, Json, Version
+from agentmesh_dagster.specs.names import job_name
+from agentmesh_dagster.store.exact import exact_text, exact_values
 from agentmesh_dagster.store.tables import definitions, publications, versions
 
 
@@ -138,4 +140,52 @@ def version_record(row: RowMapping, definition: Definition) -> Version:
         message=row["message"],
         created_by=row["created_by"],
         created_at=row["created_at"],
+    )
+
+
+def described_by(content: Mapping[str, Json]) -> dict[str, Any]:
+    """The columns of a definition that its newest document fills."""
+    return {
+        "name": content.get("name") or content["slug"],
+        "description": content.get("description", ""),
+        "category": content.get("category", ""),
+        "tags": list(content.get("tags", ())),
+        "is_template": bool(content.get("is_template", False)),
+    }
+
+
+def insert_definition(connection: Connection, first: Version, **columns: Any) -> None:
+    """Adds the row of a definition whose first version this is."""
+    connection.execute(
+        insert(definitions).values(
+            id=first.definition_id,
+            project=first.project,
+            kind=first.kind,
+            slug=first.slug,
+            job_name=job_name(first.kind, first.slug),
+            is_active=True,
+            created_by=first.created_by,
+            updated_by=first.created_by,
+            created_at=first.created_at,
+            updated_at=first.created_at,
+            revision=1,
+            **columns,
+        )
+    )
+
+
+def insert_version(connection: Connection, version: Version) -> None:
+    """Adds the row of a version."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    connection.execute(
+        insert(versions).values(
+            definition_id=version.definition_id,
+            number=version.number,
+            hash=version.hash,
+            message=version.message,
+            created_by=version.created_by,
+            created_at=version.created_at,
+            document=version.document,
+            exact=None if is_sqlite else exact_text({"document": version.document}),
+        )
     )

@@ -50,8 +50,8 @@ def parse_url(text: str) -> URL:
         ) from None
     backend = url.drivername.partition("+")[0]
     if backend in ("postgresql", "postgres"):
-        driver = url.drivername.partition("+")[2] or "psycopg2"
-        return url.set(drivername=f"postgresql+{driver}")
+        # Whatever driver the URL names: the journal sends several statements in one message, as psycopg2 can.
+        return url.set(drivername="postgresql+psycopg2")
     if backend != "sqlite":
         raise StoreError(
             f"the database {backend!r} is not supported; use sqlite:///path or postgresql://...",
@@ -74,8 +74,6 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        if self.is_sqlite:
-            self._make_folder()
         self.engine = self._construct_engine()
         self._at_fork: list[Callable[[], object]] = []
         _databases.add(self)
@@ -162,7 +160,19 @@ class Database:
         except SQLAlchemyError as error:
             raise store_error(error, self.url) from error
 
-    def _make_folder(self) -> None:
+    @property
+    def is_missing_file(self) -> bool:
+        """Whether this is a SQLite file that is not there yet."""
+        return self.is_sqlite and not Path(self.url.database or "").exists()
+
+    def make_folder(self) -> None:
+        """Makes the folder of a SQLite file.
+
+        Raises:
+            StoreError: It cannot be made (code `unreachable`).
+        """
+        if not self.is_sqlite:
+            return
         folder = Path(self.url.database or "").parent
         try:
             folder.mkdir(parents=True, exist_ok=True)

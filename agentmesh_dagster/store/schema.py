@@ -38,11 +38,13 @@ class SchemaStatus:
 
 
 def read_status(database: Database) -> SchemaStatus:
-    """Asks the database for its revision.
+    """Asks the database for its revision. A SQLite file that is not there is not made.
 
     Raises:
         StoreError: The database could not be reached.
     """
+    if database.is_missing_file:
+        return SchemaStatus(database=database.shown, current=None, head=tables.REVISIONS[-1])
     with database.read() as connection:
         return SchemaStatus(database=database.shown, current=_revision(connection), head=tables.REVISIONS[-1])
 

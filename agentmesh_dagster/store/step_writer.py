@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection, bindparam, not_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -25,16 +25,23 @@ _COUNTED = (StepStatus.SUCCEEDED, StepStatus.FAILED)
 class _Cursor(Protocol):
     """What PEP 249 and the drivers' named parameters give."""
 
-    @property
-    def rowcount(self) -> int: ...
     def execute(self, operation: str, parameters: Mapping[str, Any], /) -> object: ...
-    def executemany(self, operation: str, parameters: Sequence[Mapping[str, Any]], /) -> object: ...
     def fetchone(self) -> Sequence[Any] | None: ...
     def close(self) -> object: ...
 
 
+class _PsycopgCursor(_Cursor, Protocol):
+    """What psycopg2 adds: a statement as it goes to the server, and several of them in one message."""
+
+    def mogrify(self, operation: str, parameters: Mapping[str, Any], /) -> bytes: ...
+    def execute(self, operation: str | bytes, parameters: Mapping[str, Any] | None = None, /) -> object: ...
+
+
+_Statement = tuple[str, Mapping[str, Any]]
+
+
 class StepWriter:
-    """Writes steps and events in the caller's transaction."""
+    """Writes steps and events in the caller's transaction, which has locked their runs (`lock_runs`)."""
 
     def __init__(self, database: Database) -> None:
         self._is_sqlite = database.is_sqlite
@@ -100,16 +107,15 @@ class StepWriter:
             counts = step.kind == "node" and step.status in _COUNTED
             is_finished = step.is_finished
             row = self._step_row(step, finished=is_finished, counted=counts or bool(was_counted))
-            cursor.execute(self._upsert, row)
-            if cursor.rowcount != 1:
-                _compare(connection, step)
-                return
-            self._write_events(cursor, records)
+            statements: list[_Statement] = [(self._upsert, row), *self._event_statements(records)]
             more_steps = int(counts and not was_counted)
             tokens = (step.input_tokens, step.output_tokens, step.cost_usd) if is_finished else (0, 0, 0.0)
             if more_steps or any(tokens):
                 more = {"more_input": tokens[0], "more_output": tokens[1], "more_cost": tokens[2]}
-                cursor.execute(self._add_totals, {"of_run": step.run_id, "more_steps": more_steps, **more})
+                statements.append(
+                    (self._add_totals, {"of_run": step.run_id, "more_steps": more_steps, **more})
+                )
+            self._execute(cursor, statements)
         finally:
             cursor.close()
 
@@ -117,13 +123,21 @@ class StepWriter:
         """Appends events; one whose id is stored already is left out."""
         cursor: _Cursor = connection.connection.cursor()
         try:
-            self._write_events(cursor, records)
+            self._execute(cursor, self._event_statements(records))
         finally:
             cursor.close()
 
-    def _write_events(self, cursor: _Cursor, records: Sequence[Event]) -> None:
-        if records:
-            cursor.executemany(self._add_event, [self._event_row(event) for event in records])
+    def _event_statements(self, records: Sequence[Event]) -> list[_Statement]:
+        return [(self._add_event, self._event_row(event)) for event in records]
+
+    def _execute(self, cursor: _Cursor, statements: Sequence[_Statement]) -> None:
+        if self._is_sqlite:
+            for sql, parameters in statements:
+                cursor.execute(sql, parameters)
+        elif statements:
+            # One message to the server and one answer, in place of one for each statement.
+            sender = cast("_PsycopgCursor", cursor)
+            sender.execute(b";".join(sender.mogrify(sql, parameters) for sql, parameters in statements))
 
     def _step_row(self, step: Step, *, finished: bool, counted: bool) -> dict[str, Any]:
         moment = self._moment

@@ -82,6 +82,7 @@ def open_store(url: str, *, clock: Clock | None = None, upgrade: bool | None = N
     """
     database = Database(url)
     try:
+        database.make_folder()
         status = schema.read_status(database)
         may_upgrade = database.is_sqlite if upgrade is None else upgrade
         if may_upgrade and not status.is_up_to_date and not status.is_newer_than_code:

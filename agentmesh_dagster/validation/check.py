@@ -27,6 +27,7 @@ from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
 from agentmesh_dagster.validation.document_rules import (
     input_schema_problems,
     known_type,
+    missing_references,
     reference_problems,
     schema_problems,
     slug_problems,
@@ -177,6 +178,9 @@ def _all_problems(kind: str, raw: JsonObject, context: _Context) -> list[Problem
         if context.library is not None:
             problems += mapping_problems(view, context.library)
         problems += prudence_problems(view, facts, context.library)
+    if context.library is not None and any(problem.severity == "error" for problem in problems):
+        # A right document is followed through all that it reaches.
+        problems += missing_references(marks, context.library, f"{kind}/{raw.get('slug')}")
     return problems
 
 

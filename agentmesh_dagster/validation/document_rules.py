@@ -12,6 +12,7 @@ from agentmesh_dagster.specs.base import MarkedField, Reference, SchemaField
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
 from agentmesh_dagster.specs.names import RESERVED_IN_DAGSTER, identifier, job_name
 from agentmesh_dagster.specs.problems import Problem, child_path
+from agentmesh_dagster.specs.resolve import Library, missing
 from agentmesh_dagster.specs.schema import check_schema
 from agentmesh_dagster.specs.slugs import is_slug, parse_reference
 
@@ -73,6 +74,33 @@ def input_schema_problems(raw: JsonObject) -> Iterator[Problem]:
 
 def reference_problems(marks: Mapping[str, MarkedField]) -> Iterator[Problem]:
     """References that can name nothing."""
+    for path, text, kind in _references(marks):
+        if parse_reference(text, kind) is None:
+            yield Problem.of(
+                "reference-invalid",
+                path,
+                f"{text[:120]!r} is no slug of a stored {kind}",
+                "Write its slug, such as 'triage', or 'triage@3' for its version 3",
+            )
+
+
+def missing_references(marks: Mapping[str, MarkedField], library: Library, own: str) -> Iterator[Problem]:
+    """What a document with other errors names, and the library does not have; nothing beyond it is followed.
+
+    Args:
+        marks: The document's marked fields.
+        library: Where the others are found.
+        own: The document itself, as `<kind>/<slug>`: it need not be stored yet.
+    """
+    for path, text, kind in _references(marks):
+        found = parse_reference(text, kind)
+        if found is not None and f"{kind}/{found.slug}" != own:
+            if library.get(kind, found.slug, found.version) is None:
+                yield missing(path, kind, found.slug, found.version, library)
+
+
+def _references(marks: Mapping[str, MarkedField]) -> Iterator[tuple[str, str, str]]:
+    """Path, text and kind of all references."""
     for marked in marks.values():
         if not isinstance(marked.mark, Reference):
             continue
@@ -83,13 +111,8 @@ def reference_problems(marks: Mapping[str, MarkedField]) -> Iterator[Problem]:
             else [(child_path(marked.path, n), item) for n, item in enumerate(items)]
         )
         for path, text in places:
-            if isinstance(text, str) and parse_reference(text, marked.mark.kind) is None:
-                yield Problem.of(
-                    "reference-invalid",
-                    path,
-                    f"{text[:120]!r} is no slug of a stored {marked.mark.kind}",
-                    "Write its slug, such as 'triage', or 'triage@3' for its version 3",
-                )
+            if isinstance(text, str):
+                yield path, text, marked.mark.kind
 
 
 def known_type(

@@ -13,7 +13,7 @@ from agentmesh_dagster.specs.base import Condition, MarkedField, Template
 from agentmesh_dagster.specs.documents import AgentSpec, EdgeSpec, NodeSpec, ToolSpec
 from agentmesh_dagster.specs.fields import JsonObject, as_object, raw_marks
 from agentmesh_dagster.specs.names import identifier
-from agentmesh_dagster.specs.problems import Problem, child_path, nearest, suggestion
+from agentmesh_dagster.specs.problems import Problem, Suggestions, child_path, nearest, suggestion
 from agentmesh_dagster.validation.graph_rules import GraphFacts
 from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
@@ -52,6 +52,9 @@ class WorkflowScope:
     """Key of the state to the ids of the nodes that write it."""
     state_keys: Collection[str]
     state_is_open: bool
+    near_steps: Suggestions
+    near_keys: Suggestions
+    near_inputs: Suggestions
 
     @staticmethod
     def of(view: WorkflowView, facts: GraphFacts) -> WorkflowScope:
@@ -64,8 +67,17 @@ class WorkflowScope:
                 setters.setdefault(key, []).append(node.id)
         schema = view.state_schema or {}
         properties = as_object(schema.get("properties")) or {}
+        inputs = as_object((view.input_schema or {}).get("properties")) or {}
         return WorkflowScope(
-            view, facts, by_name, setters, tuple(properties), any(key in schema for key in _OPAQUE)
+            view=view,
+            facts=facts,
+            by_name=by_name,
+            setters=setters,
+            state_keys=tuple(properties),
+            state_is_open=any(key in schema for key in _OPAQUE),
+            near_steps=Suggestions(by_name),
+            near_keys=Suggestions(sorted({*setters, *properties, "last_output"})),
+            near_inputs=Suggestions(inputs),
         )
 
 
@@ -205,7 +217,7 @@ def _reference_problem(reference: tuple[str, ...], path: str, scope: Scope) -> P
     if root == "context" and scope.workflow is not None:
         return _context_problem(reference[1], path, scope, scope.workflow)
     if root == "input":
-        return _input_problem(reference[1], path, scope.input_schema)
+        return _input_problem(reference[1], path, scope)
     if root == "run" and reference[1] not in RUN_FIELDS:
         return Problem.of("name-unknown", path, f"There is no run.{reference[1][:80]}", "There is run.id")
     return None
@@ -224,9 +236,8 @@ def _step_problem(
     wanted = whole.by_name.get(name)
     if wanted is None:
         # The suggestion is spelled as expressions spell it: node-1 is steps.node_1.
-        known = [n for n in whole.by_name if node is None or whole.by_name[n].id != node.id]
         spelled = identifier(name)
-        mend = f"Did you mean {spelled!r}" if spelled in whole.by_name else suggestion(name, known)
+        mend = f"Did you mean {spelled!r}" if spelled in whole.by_name else whole.near_steps.mend(name)
         return Problem.of("step-unknown", path, f"steps.{name[:80]} names no node", mend)
     if node is not None and not _sees(whole, wanted.id, scope):
         itself = wanted.id == node.id
@@ -273,11 +284,11 @@ def _context_problem(key: str, path: str, scope: Scope, whole: WorkflowScope) ->
             f"context.{key[:80]} is set by {names}, and not before this place",
             "Set it in a node that runs before, or give it a default in state_schema",
         )
-    known = sorted({*whole.setters, *whole.state_keys, "last_output"})
-    return Problem.of("context-unknown", path, f"No node sets context.{key[:80]}", suggestion(key, known))
+    return Problem.of("context-unknown", path, f"No node sets context.{key[:80]}", whole.near_keys.mend(key))
 
 
-def _input_problem(key: str, path: str, schema: JsonObject | None) -> Problem | None:
+def _input_problem(key: str, path: str, scope: Scope) -> Problem | None:
+    schema = scope.input_schema
     if schema is None or any(word in schema for word in _OPAQUE):
         return None
     properties = as_object(schema.get("properties")) or {}
@@ -288,13 +299,13 @@ def _input_problem(key: str, path: str, schema: JsonObject | None) -> Problem | 
             "input-unknown",
             path,
             f"input.{key[:80]} can never be there: the input schema is closed and has no such property",
-            suggestion(key, properties),
+            scope.workflow.near_inputs.mend(key) if scope.workflow else suggestion(key, properties),
         )
     if properties and "additionalProperties" not in schema:
         return Problem.of(
             "input-undeclared",
             path,
             f"input.{key[:80]} is no property of the input schema",
-            suggestion(key, properties),
+            scope.workflow.near_inputs.mend(key) if scope.workflow else suggestion(key, properties),
         )
     return None

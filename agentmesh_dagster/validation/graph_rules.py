@@ -11,7 +11,7 @@ from typing import Final
 from agentmesh_dagster.constants import HANDLE_ERROR
 from agentmesh_dagster.specs.base import NODE_ID_PATTERN
 from agentmesh_dagster.specs.nodes import BranchConfig
-from agentmesh_dagster.specs.problems import Problem, suggestion
+from agentmesh_dagster.specs.problems import Problem, Suggestions, suggestion
 from agentmesh_dagster.validation.reach import Reach
 from agentmesh_dagster.validation.view import EdgeView, NodeView, WorkflowView
 
@@ -31,9 +31,10 @@ class GraphFacts:
 def graph_problems(view: WorkflowView, problems: list[Problem]) -> GraphFacts:
     """Finds all problems of a workflow's graph; a consequence of one problem is not told as another."""
     nodes = view.nodes
+    near = Suggestions(nodes)
     problems += _node_names(view)
     problems += _ends(view)
-    sound = _sound_edges(view, problems)
+    sound = _sound_edges(view, near, problems)
     problems += _repeated(view.edges)
     problems += _handles(view)
     problems += _node_settings(view)
@@ -41,14 +42,21 @@ def graph_problems(view: WorkflowView, problems: list[Problem]) -> GraphFacts:
     problems += _cycles(view, reach)
     numbers = {e.index for e in sound}
     broken = [e for e in view.edges if e.index not in numbers]
-    cut_targets = {e.target for e in broken if e.target is not None and e.target in nodes}
-    cut_sources = {e.source for e in broken if e.source is not None and e.source in nodes}
+    # A name that is nearly a node's is most likely meant for it.
+    cut_targets = {name for e in broken if (name := _meant(e.target, nodes, near)) is not None}
+    cut_sources = {name for e in broken if (name := _meant(e.source, nodes, near)) is not None}
     if not view.has_edges:
         return GraphFacts(reach, frozenset(nodes))
     lost = dict(_unreachable(view, reach, cut_targets))
     problems += lost.values()
     problems += _dead_ends(view, reach, cut_sources | set(lost))
     return GraphFacts(reach, frozenset(reach.reached_from(cut_targets | set(lost))))
+
+
+def _meant(name: str | None, nodes: Mapping[str, NodeView], near: Suggestions) -> str | None:
+    if name is None or name in nodes:
+        return name
+    return near.nearest(name)
 
 
 def _node_names(view: WorkflowView) -> Iterator[Problem]:
@@ -104,7 +112,7 @@ def _ends(view: WorkflowView) -> Iterator[Problem]:
         )
 
 
-def _sound_edges(view: WorkflowView, problems: list[Problem]) -> list[EdgeView]:
+def _sound_edges(view: WorkflowView, near: Suggestions, problems: list[Problem]) -> list[EdgeView]:
     """The edges that begin and end at nodes where edges may."""
     nodes = view.nodes
     sound: list[EdgeView] = []
@@ -121,7 +129,7 @@ def _sound_edges(view: WorkflowView, problems: list[Problem]) -> list[EdgeView]:
                     "edge-dangling",
                     f"{edge.path}.{end}",
                     f"The edge {verb} at {name[:80]!r}, and there is no such node",
-                    suggestion(name, nodes),
+                    near.mend(name),
                 )
             )
         if dangling:
@@ -176,7 +184,7 @@ def _handles(view: WorkflowView) -> Iterator[Problem]:
     for node in view.nodes.values():
         if node.config is None or node.is_end:
             continue
-        faulty = False
+        faulty = not view.has_edges
         for edge in leaving[node.id]:
             for problem in _handle_of(node, edge):
                 faulty = True
@@ -199,7 +207,7 @@ def _handles(view: WorkflowView) -> Iterator[Problem]:
                         f"No edge leaves {node.id!r} by its handle {handle!r}",
                         f"Add an edge {{source: {node.id}, source_handle: {handle}, target: ...}}",
                     )
-        if _routes(node) and HANDLE_ERROR not in used:
+        if view.has_edges and _routes(node) and HANDLE_ERROR not in used:
             yield Problem.of(
                 "error-edge-missing",
                 f"{node.path}.on_error",

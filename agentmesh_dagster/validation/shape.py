@@ -177,10 +177,10 @@ def _owner(model: type[BaseModel], key: object) -> type[BaseModel]:
 def _sentence(detail: ErrorDetails) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     bounds = {
-        "greater_than": f"must be greater than {context.get('gt')}",
-        "greater_than_equal": f"must be at least {context.get('ge')}",
-        "less_than": f"must be less than {context.get('lt')}",
-        "less_than_equal": f"must be at most {context.get('le')}",
+        "greater_than": f"must be greater than {_bound(context.get('gt'))}",
+        "greater_than_equal": f"must be at least {_bound(context.get('ge'))}",
+        "less_than": f"must be less than {_bound(context.get('lt'))}",
+        "less_than_equal": f"must be at most {_bound(context.get('le'))}",
         "string_too_long": f"must have at most {context.get('max_length')} characters",
         "string_too_short": f"must have at least {context.get('min_length')} characters",
         "too_short": f"must hold at least {context.get('min_length')}",
@@ -196,6 +196,10 @@ def _sentence(detail: ErrorDetails) -> str:
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", detail["msg"])).strip()
     return detail["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+
+
+def _bound(limit: object) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
 
 
 def _problem(
@@ -253,5 +257,5 @@ def _shown(value: Json) -> str:
     if isinstance(value, (int, float)):
         return f"{value!r}"[:40]
     if isinstance(value, str):
-        return repr(value) if len(value) <= 30 and _KEY.match(value) else "this text"
+        return repr(value) if len(value) <= 12 or (len(value) <= 30 and _KEY.match(value)) else "this text"
     return "a list" if isinstance(value, list) else "an object"

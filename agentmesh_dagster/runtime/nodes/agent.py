@@ -140,7 +140,7 @@ def _result(rows: list[Step], found: Json) -> NodeResult:
     output: dict[str, Json] = {"text": last.output["text"]}
     if found is not None:
         # The object's fields stand beside `text`, so that `steps.classify.output.risk` reads as people write it.
-        output = {**(found if isinstance(found, Mapping) else {}), **output, "object": found}  # pyright: ignore[reportUnknownVariableType] - any JSON object
+        output = {**(found if isinstance(found, Mapping) else {}), **output, "object": found}
     output["usage"] = {
         "input_tokens": sum(row.input_tokens for row in rows),
         "output_tokens": sum(row.output_tokens for row in rows),

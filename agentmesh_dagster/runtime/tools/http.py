@@ -138,7 +138,6 @@ class _Attempts:
                 request.headers,
                 request.body,
                 max_bytes=self._config.max_bytes,
-                timeout_s=max(self._deadline_s - self._context.clock.monotonic_s(), 0.001),
             )
         except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
             failure = ToolFailure(

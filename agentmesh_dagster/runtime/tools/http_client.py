@@ -85,9 +85,10 @@ class HttpClient:
         body: bytes | None,
         *,
         max_bytes: int,
-        timeout_s: float,
     ) -> HttpResponse:
         """Sends one request and reads its answer; follows no redirect and retries nothing.
+
+        The caller bounds the time; only the wait for a connection has a bound here.
 
         Args:
             method: An HTTP method.
@@ -96,7 +97,6 @@ class HttpClient:
                 added.
             body: Bytes, or None for no body.
             max_bytes: How much of the decompressed body is read.
-            timeout_s: Bound on each wait for the network. The whole call is bounded by the caller.
 
         Raises:
             ToolRefused: The address is not allowed.
@@ -112,18 +112,12 @@ class HttpClient:
             sent.append(("Content-Length", str(len(body))))
         elif method in ("POST", "PUT", "PATCH"):
             sent.append(("Content-Length", "0"))
-        timeouts = {
-            "connect": min(timeout_s, CONNECT_TIMEOUT_S),
-            "read": timeout_s,
-            "write": timeout_s,
-            "pool": timeout_s,
-        }
         request = httpcore.Request(
             method,
             httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
             headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent],
             content=body,
-            extensions={"timeout": timeouts},
+            extensions={"timeout": {"connect": CONNECT_TIMEOUT_S}},
         )
         response = await self._pool().handle_async_request(request)
         try:

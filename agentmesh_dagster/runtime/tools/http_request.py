@@ -130,7 +130,7 @@ def parse_url(text: str, where: str) -> httpx.URL:
 def _render_url(template: str, names: Mapping[str, object], where: str) -> str:
     made = ""
     has_values_in_path = False
-    for source, is_expression in _parts(template, where):
+    for source, is_expression in _parts(template.strip(), where):
         if not is_expression:
             made += source
             continue

@@ -1,0 +1,166 @@
+"""`agentmesh import | export | validate`: documents in files."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from agentmesh_dagster.cli.context import (
+    KIND,
+    CliContext,
+    example,
+    json_option,
+    pass_cli,
+    print_json,
+    print_table,
+    print_warnings,
+)
+from agentmesh_dagster.cli.reload import reload_jobs
+from agentmesh_dagster.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.authoring import Report
+
+_paths = click.argument(
+    "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(exists=True, path_type=Path)
+)
+
+
+@click.command("import", epilog=example("agentmesh import packs/support_triage --publish"))
+@_paths
+@click.option("--publish", is_flag=True, help="Make what is imported live, too.")
+@click.option("--message", "-m", default="", help="Why, for the versions and the log.")
+@json_option
+@pass_cli
+def import_(cli: CliContext, paths: tuple[Path, ...], publish: bool, message: str, as_json: bool) -> None:
+    """Store the documents in files and folders, each as a new version: all of them, or none.
+
+    A document that equals its newest version makes no new one. Documents may refer to each other in any
+    order. Folders are searched for .yaml, .yml and .json files.
+    """
+    stored = cli.authoring().import_paths(paths, publish=publish, message=message)
+    if not as_json:
+        print_warnings((f"{item.kind} {item.slug}", warning) for item in stored for warning in item.warnings)
+        rows = [
+            (
+                item.kind,
+                item.slug,
+                item.version,
+                "stored" if item.is_new else "unchanged",
+                item.publication is not None,
+            )
+            for item in stored
+        ]
+        print_table(("kind", "slug", "version", "result", "published"), rows, empty="nothing was stored")
+    live = [item.kind for item in stored if item.publication is not None]
+    reloaded = reload_jobs(cli.root, live, quiet=as_json)
+    if as_json:
+        print_json(
+            [
+                {
+                    "kind": item.kind,
+                    "slug": item.slug,
+                    "version": item.version,
+                    "is_new": item.is_new,
+                    "publication": None if item.publication is None else item.publication.id,
+                    "warnings": [warning.to_json() for warning in item.warnings],
+                    "reloaded": None if item.publication is None else reloaded,
+                }
+                for item in stored
+            ]
+        )
+
+
+@click.command(epilog=example("agentmesh export workflow refund-review -o refund-review.yaml"))
+@click.argument("kind", type=KIND, metavar="KIND")
+@click.argument("slug")
+@click.option("--version", type=click.IntRange(min=1), metavar="N", help="Default: the newest.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to FILE, not to stdout."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("yaml", "json")),
+    help="Default: as the end of FILE says, otherwise yaml.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@pass_cli
+def export(
+    cli: CliContext,
+    kind: str,
+    slug: str,
+    version: int | None,
+    output: Path | None,
+    form: Literal["yaml", "json"] | None,
+    as_json: bool,
+) -> None:
+    """Write a document in its canonical form: the same bytes wherever it is stored."""
+    if as_json and form == "yaml":
+        raise click.UsageError("--json and --format yaml exclude each other")
+    is_json = as_json or form == "json" or (form is None and output is not None and output.suffix == ".json")
+    text = cli.authoring().export(kind, slug, version=version, format="json" if is_json else "yaml")
+    if output is None:
+        click.echo(text, nl=not text.endswith("\n"))
+        return
+    try:
+        output.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise DefinitionError(
+            f"cannot write {str(output)!r}: {error.strerror}; name another file with -o", code="unwritable"
+        ) from None
+    click.echo(f"wrote {output}", err=True)
+
+
+@click.command(epilog=example("agentmesh validate workflows/ agents/triage.yaml"))
+@_paths
+@json_option
+@pass_cli
+def validate(cli: CliContext, paths: tuple[Path, ...], as_json: bool) -> None:
+    """Check the documents in files and folders, and print every problem with its place. Nothing is stored.
+
+    Exits with 1 when there are errors; warnings never block.
+    """
+    report = cli.authoring().check(paths)
+    if as_json:
+        print_json(
+            {
+                "documents": [
+                    {
+                        "source": document.source,
+                        "kind": document.kind,
+                        "slug": document.slug,
+                        "problems": [problem.to_json() for problem in document.problems],
+                    }
+                    for document in report.documents
+                ],
+                "errors": len(report.errors),
+                "warnings": len(report.warnings),
+            }
+        )
+    else:
+        _print_report(report)
+    if report.errors:
+        raise click.exceptions.Exit(1)
+
+
+def _print_report(report: Report) -> None:
+    for source, documents in groupby(report.documents, key=lambda document: document.source):
+        problems = [problem for document in documents for problem in document.problems]
+        if not problems:
+            continue
+        click.secho(source, bold=True)
+        for problem in sorted(problems, key=lambda problem: problem.severity):
+            click.secho(f"  {problem}", fg="red" if problem.severity == "error" else "yellow")
+    counts = (
+        f"{_count(len(report.documents), 'document')}, {_count(len(report.errors), 'error')}, "
+        f"{_count(len(report.warnings), 'warning')}"
+    )
+    click.echo(counts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,300 @@
+"""`agentmesh runs`: what ran, what it did, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import click
+
+from agentmesh_dagster.cli.context import (
+    KIND,
+    CliContext,
+    actor,
+    cell,
+    example,
+    json_option,
+    pass_cli,
+    print_facts,
+    print_json,
+    print_table,
+)
+from agentmesh_dagster.cli.run_view import (
+    print_run,
+    print_trace,
+    run_facts,
+    run_json,
+    step_tree,
+    trace_json,
+)
+from agentmesh_dagster.constants import ENV_DAGSTER_URL
+from agentmesh_dagster.errors import DefinitionError, NotFound, RunRefused
+from agentmesh_dagster.records import Event, Json, Run, RunStatus
+
+_SHORTEST_PREFIX = 6
+_SEARCHED_RUNS = 1000
+_FOLLOW_POLL_S = 0.25
+
+_run_argument = click.argument("run_id", metavar="RUN")
+
+
+@click.group()
+def runs() -> None:
+    """List and inspect runs; cancel and retry them.
+
+    RUN is a run's id, the id of any of its Dagster runs, or the first 6 or more characters of a run's id.
+    """
+
+
+@runs.command("list", epilog=example("agentmesh runs list --slug refund-review --status failed"))
+@click.option("--kind", type=KIND, help="Runs of this kind.")
+@click.option("--slug", help="Runs of this definition.")
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    type=click.Choice([status.value for status in RunStatus]),
+    help="In this status; may be repeated.",
+)
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(min=1), help="At most so many.")
+@json_option
+@pass_cli
+def list_runs(
+    cli: CliContext, kind: str | None, slug: str | None, statuses: tuple[str, ...], limit: int, as_json: bool
+) -> None:
+    """List the runs of the project, the newest first."""
+    wanted = [RunStatus(status) for status in statuses] or None
+    found = cli.store().runs.list(cli.project, kind=kind, slug=slug, status=wanted, limit=limit)
+    if not found:
+        cli.check_project()
+    if as_json:
+        print_json([run_facts(run) for run in found])
+        return
+    print_table(
+        ("run", "kind", "slug", "version", "status", "source", "started", "duration", "tokens", "cost"),
+        [
+            (
+                run.id,
+                run.kind,
+                run.slug,
+                run.version,
+                run.status.value,
+                run.source.value,
+                run.started_at,
+                _seconds(run.duration_ms),
+                run.input_tokens + run.output_tokens,
+                f"{run.cost_usd:.6f}",
+            )
+            for run in found
+        ],
+        empty=f"no run in project {cli.project!r} fits",
+    )
+
+
+@runs.command(epilog=example("agentmesh runs show 3f2a9c51"))
+@_run_argument
+@json_option
+@pass_cli
+def show(cli: CliContext, run_id: str, as_json: bool) -> None:
+    """Show what is known of a run, and its steps."""
+    run = _find(cli, run_id)
+    steps = cli.store().runs.steps(run.id)
+    if as_json:
+        print_json({**run_facts(run), "input": run.input, **run_json(run, steps)})
+        return
+    print_facts(
+        {
+            "run": run.id,
+            "workflow": f"{run.slug} version {run.version} (publication {run.publication})",
+            "source": f"{run.source.value}{f', by {run.triggered_by}' if run.triggered_by else ''}",
+            "Dagster runs": run.dagster_run_ids,
+            "started": run.started_at,
+            "resumed": run.resumed_at,
+            "finished": run.finished_at,
+            "input": json.dumps(run.input, ensure_ascii=False),
+        }
+    )
+    click.echo()
+    print_run(run, steps)
+
+
+@runs.command(epilog=example("agentmesh runs trace 3f2a9c51"))
+@_run_argument
+@json_option
+@pass_cli
+def trace(cli: CliContext, run_id: str, as_json: bool) -> None:
+    """Show the steps of a run as a tree: nodes, and the model and tool calls inside them."""
+    run = _find(cli, run_id)
+    steps = cli.store().runs.steps(run.id)
+    if as_json:
+        branches = step_tree(steps)
+        print_json(
+            {
+                "run_id": run.id,
+                "status": run.status.value,
+                "steps": [trace_json(branch, run) for branch in branches],
+            }
+        )
+        return
+    click.echo(f"run {run.id} ({run.slug} version {run.version}) {run.status.value}")
+    print_trace(steps)
+
+
+@runs.command(epilog=example("agentmesh runs events 3f2a9c51 --follow --type 'step.*'"))
+@_run_argument
+@click.option("--type", "type_", metavar="T", help="Such as step.completed; `step.*` for all that begin so.")
+@click.option("--step", metavar="KEY", help="Those of one step.")
+@click.option("--follow", is_flag=True, help="Print what comes, until the run has ended.")
+@json_option
+@pass_cli
+def events(
+    cli: CliContext, run_id: str, type_: str | None, step: str | None, follow: bool, as_json: bool
+) -> None:
+    """Print the events of a run in their order; with --json one JSON object per line."""
+    run = _find(cli, run_id)
+    reader = cli.store().runs
+    after: str | None = None
+    while True:
+        # Asked before the events are read: what a run writes at its end is then among them.
+        is_over = not follow or reader.get(run.id).status.is_final
+        for event in reader.events(run.id, type=type_, step_key=step, after=after):
+            _print_event(event, as_json=as_json)
+            after = event.id
+        if is_over:
+            return
+        time.sleep(_FOLLOW_POLL_S)
+
+
+def _print_event(event: Event, *, as_json: bool) -> None:
+    if as_json:
+        fields: dict[str, Json] = {
+            "id": event.id,
+            "at": event.at.isoformat(),
+            "run_id": event.run_id,
+            "type": event.type,
+            "step_key": event.step_key,
+            "payload": event.payload,
+        }
+        click.echo(json.dumps(fields, ensure_ascii=False))
+        return
+    payload = json.dumps(event.payload, ensure_ascii=False) if event.payload else ""
+    click.echo("\t".join((cell(event.at), event.type, cell(event.step_key), payload)).rstrip())
+
+
+@runs.command(epilog=example("agentmesh runs cancel 3f2a9c51"))
+@_run_argument
+@json_option
+@pass_cli
+def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
+    """Cancel a run: Dagster is asked to terminate it, through AGENTMESH_DAGSTER_URL where that is set.
+
+    A run that no worker is left for is set to canceled at once. One that another `agentmesh run` executes is
+    canceled with Ctrl-C there.
+    """
+    run = _find(cli, run_id)
+    if run.status.is_final:
+        raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
+    from agentmesh_dagster.orchestration.cancellation import cancel_run
+    from agentmesh_dagster.orchestration.local_run import open_instance
+    from agentmesh_dagster.settings import dagster_home
+
+    with open_instance(dagster_home(cli.root)) as instance:
+        done = cancel_run(
+            cli.store(), instance, run, by=actor(), webserver=os.environ.get(ENV_DAGSTER_URL) or None
+        )
+    if as_json:
+        print_json({**run_facts(done.run), "asked": done.is_asked})
+    elif done.run.status.is_final:
+        click.echo(f"run {run.id} is {done.run.status.value}")
+    else:
+        click.echo(
+            f"Dagster is ending run {run.id}; `agentmesh runs events {run.id[:8]} --follow` shows when it has"
+        )
+
+
+@runs.command(epilog=example("agentmesh runs retry 3f2a9c51"))
+@_run_argument
+@json_option
+@pass_cli
+def retry(cli: CliContext, run_id: str, as_json: bool) -> None:
+    """Go on with a failed or canceled run, on this machine, with the version that it started with.
+
+    Finished steps are not done again: their outputs come from the journal. Exits with 0 when the run succeeded,
+    1 when it failed again.
+    """
+    run = _find(cli, run_id)
+    if run.status in (RunStatus.SUCCEEDED, RunStatus.WAITING):
+        raise RunRefused(
+            f"run {run.id!r} is {run.status.value}: only failed and canceled runs are retried",
+            code="run-not-failed",
+        )
+    definition = cli.store().catalog.get(cli.project, run.kind, run.slug)
+    if definition.archived_at is not None or not definition.is_active:
+        raise DefinitionError(
+            f"the {run.kind} {run.slug!r} was deleted: import it again to retry its runs"
+            if definition.archived_at is not None
+            else f"the {run.kind} {run.slug!r} is inactive: `agentmesh activate {run.kind} {run.slug}` first",
+            code="inactive",
+        )
+    from agentmesh_dagster.cli.run import report_result, retry_here
+
+    report_result(cli, retry_here(cli, run, as_json=as_json), as_json=as_json)
+
+
+@runs.command(epilog=example("agentmesh runs resume 3f2a9c51"))
+@_run_argument
+@json_option
+@pass_cli
+def resume(cli: CliContext, run_id: str, as_json: bool) -> None:
+    """Go on with a waiting run, where what it waited for has come.
+
+    No node of this release waits between Dagster runs, so there is never anything to resume; failed and canceled
+    runs go on with `agentmesh runs retry`.
+    """
+    run = _find(cli, run_id)
+    if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
+        words = f"it goes on with `agentmesh runs retry {run.id}`"
+    elif run.status is RunStatus.SUCCEEDED:
+        words = "there is nothing left to do"
+    else:
+        words = "it waits for nothing that came meanwhile"
+    raise RunRefused(f"run {run.id!r} is {run.status.value}: {words}", code="nothing-to-resume")
+
+
+def _find(cli: CliContext, wanted: str) -> Run:
+    """The run of this project that is meant.
+
+    Raises:
+        NotFound: There is none.
+        DefinitionError: Several runs begin so (code `ambiguous-run`).
+    """
+    reader = cli.store().runs
+    try:
+        found = reader.get(wanted)
+    except NotFound:
+        if len(wanted) < _SHORTEST_PREFIX:
+            raise
+        begin_so = [
+            run for run in reader.list(cli.project, limit=_SEARCHED_RUNS) if run.id.startswith(wanted)
+        ]
+        if not begin_so:
+            raise
+        if len(begin_so) > 1:
+            ids = ", ".join(run.id for run in begin_so[:5])
+            raise DefinitionError(
+                f"{len(begin_so)} runs begin with {wanted!r}: {ids}; write more of the id",
+                code="ambiguous-run",
+                context={"runs": [run.id for run in begin_so]},
+            ) from None
+        return begin_so[0]
+    if found.project != cli.project:
+        raise NotFound(
+            f"run {found.id!r} is of project {found.project!r}: say `agentmesh --project {found.project} runs ...`",
+            code="no-run",
+        )
+    return found
+
+
+def _seconds(duration_ms: int | None) -> str | None:
+    return None if duration_ms is None else f"{duration_ms / 1000:.2f} s"

@@ -1,0 +1,159 @@
+"""Cancels a run: asks Dagster to terminate its Dagster run, and puts the row right where nobody is left to do so."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import dagster as dg
+
+from agentmesh_dagster.clock import Clock, SystemClock
+from agentmesh_dagster.constants import TAG_STATUS
+from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.orchestration.reconcile import lease_of, reconcile_run
+from agentmesh_dagster.orchestration.webserver import query
+from agentmesh_dagster.records import Event, Run, RunStatus
+from agentmesh_dagster.store.audit import write_audit
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.store import Store
+
+_POLL_S: Final = 0.2
+_OPEN: Final = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING)
+_TERMINATE: Final = """
+mutation Terminate($run: String!) {
+  terminateRun(runId: $run) {
+    __typename
+    ... on TerminateRunFailure { message }
+    ... on RunNotFoundError { message }
+    ... on UnauthorizedError { message }
+    ... on PythonError { message }
+  }
+}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancellation:
+    """What became of it."""
+
+    run: Run
+    """As it stands; not final yet where its steps still clean up."""
+    is_asked: bool
+    """Whether Dagster took the request for a run at work."""
+
+
+class CannotReach(RunRefused):
+    """Nobody here can tell the run's process to stop."""
+
+    category = "system"
+    default_code = "cannot-terminate"
+
+
+def cancel_run(
+    store: Store,
+    instance: dg.DagsterInstance,
+    run: Run,
+    *,
+    by: str,
+    webserver: str | None = None,
+    wait_s: float = 15.0,
+    clock: Clock | None = None,
+) -> Cancellation:
+    """Cancels a run that is not final, with an audit row.
+
+    Args:
+        store: The run's.
+        instance: The Dagster instance that the run is in, where no webserver is named.
+        run: The run.
+        by: Who cancels it.
+        webserver: Terminates through the webserver at this address.
+        wait_s: How long to wait until a run at work has ended.
+        clock: Where times come from.
+
+    Raises:
+        RunRefused: It is final already (code `run-final`).
+        CannotReach: It is at work in a process that cannot be told.
+        WebserverError: The webserver does not answer.
+    """
+    clock = clock or SystemClock()
+    if run.status.is_final:
+        raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
+    is_asked = _terminate(store, instance, run, webserver, clock)
+    _write_audit(store, run, by, clock)
+    deadline = time.monotonic() + wait_s
+    while _is_at_work(store, run, clock) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    stands = store.runs.get(run.id)
+    if not stands.status.is_final and not _is_at_work(store, run, clock):
+        reconcile_run(store, instance, stands, lease_of(store, run), clock)
+        _set_canceled(store, instance, run, by, clock)
+        stands = store.runs.get(run.id)
+    return Cancellation(run=stands, is_asked=is_asked)
+
+
+def _terminate(
+    store: Store, instance: dg.DagsterInstance, run: Run, webserver: str | None, clock: Clock
+) -> bool:
+    """Asks Dagster to end the run's Dagster run; False where none is at work."""
+    last = run.dagster_run_ids[-1] if run.dagster_run_ids else None
+    dagster_run = instance.get_run_by_id(last) if last is not None else None
+    if last is None or (dagster_run is not None and dagster_run.is_finished):
+        return False
+    if webserver is not None:
+        answer = query(webserver, _TERMINATE, {"run": last})["terminateRun"]
+        if answer["__typename"] == "TerminateRunSuccess":
+            return True
+        reason = f"the webserver at {webserver} did not terminate Dagster run {last}: {answer.get('message')}"
+        is_launched = True
+    elif dagster_run is None:
+        reason = f"its Dagster run {last} is not in this Dagster instance; set DAGSTER_HOME to the one that runs it"
+        is_launched = False
+    else:
+        # A run that a process executes by itself, as `agentmesh run` does, was launched by nobody.
+        is_launched = dagster_run.remote_job_origin is not None
+        if is_launched and instance.run_coordinator.cancel_run(last):
+            return True
+        reason = (
+            f"Dagster run {last} could not be terminated from here; terminate it in the Dagster UI, or set "
+            "AGENTMESH_DAGSTER_URL to its webserver"
+            if is_launched
+            else f"Dagster run {last} executes in a process of its own, as `agentmesh run` does: press Ctrl-C there"
+        )
+    if _is_at_work(store, run, clock):
+        raise CannotReach(f"run {run.id!r} is at work: {reason}", context={"dagster_run_id": last})
+    return False
+
+
+def _is_at_work(store: Store, run: Run, clock: Clock) -> bool:
+    if store.runs.get(run.id).status.is_final:
+        return False
+    lease = lease_of(store, run)
+    return lease is not None and lease.expires_at > clock.now()
+
+
+def _set_canceled(store: Store, instance: dg.DagsterInstance, run: Run, by: str, clock: Clock) -> None:
+    event = Event(
+        id=clock.new_id(),
+        at=clock.now(),
+        project=run.project,
+        run_id=run.id,
+        type="run.canceled",
+        payload={"reason": "canceled by a person", "by": by},
+    )
+    if not store.runs.set_status(run.id, _OPEN, RunStatus.CANCELED, events=[event]):
+        return
+    dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1]) if run.dagster_run_ids else None
+    if dagster_run is not None:
+        if not dagster_run.is_finished:
+            instance.report_run_canceled(dagster_run, "Canceled; no worker was at work on it.")
+        instance.add_run_tags(dagster_run.run_id, {TAG_STATUS: RunStatus.CANCELED.value})
+
+
+def _write_audit(store: Store, run: Run, by: str, clock: Clock) -> None:
+    database = store._database  # pyright: ignore[reportPrivateUsage] - the audit log offers reading alone
+    with database.write() as connection:
+        write_audit(
+            connection, clock, run.project, "cancel", actor=by, entity=f"run/{run.id}", version=run.version
+        )

@@ -1,0 +1,183 @@
+"""Continues a run in this process: one more Dagster run of the same run, built from what the run is pinned to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import dagster as dg
+
+from agentmesh_dagster.clock import Clock, SystemClock
+from agentmesh_dagster.constants import METADATA_PUBLICATION
+from agentmesh_dagster.errors import DefinitionError, RunRefused
+from agentmesh_dagster.orchestration.host import AgentMesh
+from agentmesh_dagster.orchestration.local_run import LocalRun, code_location_file, reconstructable_job
+from agentmesh_dagster.orchestration.reconcile import lease_of, reconcile_run
+from agentmesh_dagster.records import Publication, Run, RunStatus
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.reconstruct import ReconstructableJob
+
+    from agentmesh_dagster.store import Store
+
+_RETRYABLE: Final = (RunStatus.FAILED, RunStatus.CANCELED)
+_PARENT_TAG: Final = "dagster/parent_run_id"
+_ROOT_TAG: Final = "dagster/root_run_id"
+_RESUME_RETRY_TAG: Final = "dagster/is_resume_retry"
+# What belongs to one Dagster run alone, and is not handed on to the next of the same run.
+_OWN_TAGS: Final = frozenset(
+    {
+        ".dagster/grpc_info",
+        "dagster/failure_reason",
+        "dagster/retry_number",
+        "dagster/run_key",
+        "dagster/sensor_name",
+        "dagster/tick",
+        "dagster/will_retry",
+        _RESUME_RETRY_TAG,
+    }
+)
+
+
+def pinned_job(root: Path, publication: Publication) -> ReconstructableJob:
+    """The job of one publication, whatever was published since, such that a step process can build it too.
+
+    Raises:
+        DefinitionError: The code location cannot be loaded, or does not offer the job (code `job-unloadable`).
+    """
+    try:
+        job = reconstructable_job(root, publication.id, publication.slug)
+        if code_location_file(root) is not None:
+            job = _at_publication(job, publication.id)
+        job.get_definition()
+    except DefinitionError:
+        raise
+    except Exception as error:  # the code location is a person's own file, and may raise anything
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise DefinitionError(
+            f"the job of workflow {publication.slug!r} cannot be loaded from the code location of {str(root)!r}: "
+            f"{type(error).__name__}: {reason}\n"
+            "`dagster definitions validate -w workspace.yaml` shows where",
+            code="job-unloadable",
+        ) from error
+    return job
+
+
+def _at_publication(job: ReconstructableJob, number: int) -> ReconstructableJob:
+    from dagster._core.definitions.metadata.metadata_value import CodeLocationReconstructionMetadataValue
+    from dagster._core.definitions.repository_definition import RepositoryLoadData
+
+    # As a code server hands it to its run workers.
+    handed = {METADATA_PUBLICATION: CodeLocationReconstructionMetadataValue(str(number))}
+    return job.with_repository_load_data(RepositoryLoadData(reconstruction_metadata=handed))
+
+
+def check_retryable(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock | None = None) -> Run:
+    """Sees whether a run may be continued now, and puts right what a killed worker left behind.
+
+    Returns:
+        The run as it stands.
+
+    Raises:
+        RunRefused: It did not fail (code `run-not-failed`), something still works on it (`run-at-work`), or its Dagster
+            run is not in this Dagster instance (`dagster-run-missing`).
+    """
+    clock = clock or SystemClock()
+    if not run.status.is_final:
+        lease = lease_of(store, run)
+        if reconcile_run(store, instance, run, lease, clock) is not None:
+            run = store.runs.get(run.id)
+        elif lease is not None and lease.expires_at > clock.now():
+            raise RunRefused(
+                f"run {run.id!r} is still being worked on (Dagster run {run.dagster_run_ids[-1]}); wait for its end, "
+                "or a minute where its worker was killed",
+                code="run-at-work",
+            )
+    if run.status not in _RETRYABLE:
+        raise RunRefused(
+            f"run {run.id!r} is {run.status.value}: only failed and canceled runs are retried",
+            code="run-not-failed",
+        )
+    last = instance.get_run_by_id(run.dagster_run_ids[-1])
+    if last is None:
+        raise RunRefused(
+            f"the Dagster run {run.dagster_run_ids[-1]!r} of run {run.id!r} is not in this Dagster instance; "
+            "set DAGSTER_HOME to the one that ran it",
+            code="dagster-run-missing",
+        )
+    if not last.is_finished:
+        raise RunRefused(
+            f"run {run.id!r} is {run.status.value}, and other steps of its Dagster run {last.run_id} are still at "
+            "work; wait for their end, or terminate it in the Dagster UI",
+            code="run-at-work",
+        )
+    return run
+
+
+def continue_here(
+    agentmesh: AgentMesh, job: ReconstructableJob, run: Run, *, instance: dg.DagsterInstance, by: str
+) -> LocalRun:
+    """Executes one more Dagster run of a run in this process: finished steps are replayed from the journal.
+
+    Args:
+        agentmesh: The process's.
+        job: The job of the run's publication.
+        run: See `check_retryable`.
+        instance: Holds the run's last Dagster run, whose config and tags are handed on.
+        by: Who asks for it.
+    """
+    parent_id = run.dagster_run_ids[-1]
+    parent = instance.get_run_by_id(parent_id)
+    if parent is None:
+        raise RunRefused(
+            f"the Dagster run {parent_id!r} was deleted from this Dagster instance",
+            code="dagster-run-missing",
+        )
+    # All steps, not those that Dagster holds for failed: a killed worker's steps have no end, and what finished costs
+    # nothing to replay.
+    result = dg.execute_job(
+        job,
+        instance=instance,
+        tags=_continuation_tags(parent, by),
+        raise_on_error=False,
+        reexecution_options=dg.ReexecutionOptions(parent_run_id=parent_id),
+    )
+    store = agentmesh.store()
+    stands = store.runs.get(run.id)
+    if result.run_id in stands.dagster_run_ids and not stands.status.is_final:
+        reconcile_run(store, instance, stands, lease_of(store, stands), SystemClock())
+        stands = store.runs.get(run.id)
+    ended = instance.get_run_by_id(result.run_id)
+    return LocalRun(
+        dagster_run_id=result.run_id,
+        dagster_status=ended.status.value if ended else "UNKNOWN",
+        run=stands if result.run_id in stands.dagster_run_ids else None,
+    )
+
+
+def _continuation_tags(parent: dg.DagsterRun, by: str) -> dict[str, str]:
+    tags: Mapping[str, str] = parent.tags
+    return {
+        **{tag: value for tag, value in tags.items() if tag not in _OWN_TAGS},
+        _PARENT_TAG: parent.run_id,
+        _ROOT_TAG: parent.root_run_id or parent.run_id,
+        _RESUME_RETRY_TAG: "true",
+        "user": by,
+    }
+
+
+def first_failure(instance: dg.DagsterInstance, dagster_run_id: str) -> str | None:
+    """Why a Dagster run failed, in its first line; None where its log does not say."""
+    kinds = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+    for entry in instance.all_logs(dagster_run_id, of_type=kinds):
+        # Two events with two shapes: a step's failure may carry the words that it was raised with.
+        data: Any = entry.dagster_event.event_specific_data if entry.dagster_event else None
+        raised: Any = getattr(data, "user_failure_data", None)
+        error: Any = getattr(data, "error", None)
+        while error is not None and error.cause is not None:
+            error = error.cause
+        text = (raised.description if raised else None) or (error.message if error else None)
+        if text:
+            return str(text).strip().splitlines()[0]
+    return None

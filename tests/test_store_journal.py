@@ -1,0 +1,342 @@
+"""The journal: what is recorded is stored, once; runs are bound, finished and leased by one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from store_samples import NOON, a_run, a_step, an_event, at
+
+from agentmesh_dagster.errors import AgentMeshError, NotFound, ReplayError, RunRefused, StoreError
+from agentmesh_dagster.records import RunSource, RunStatus, StepStatus
+from agentmesh_dagster.runtime.ports import Journal
+from agentmesh_dagster.store import Store
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(coroutine)
+
+
+@pytest.fixture
+def journal(store: Store) -> Journal:
+    """The journal of a store in which the run `run-1` is bound to the Dagster run `run-1`."""
+    run(store.journal.bind_run(a_run(), "run-1"))
+    return store.journal
+
+
+def test_a_run_comes_back_as_it_was(store: Store):
+    stored = a_run(
+        source=RunSource.CLI,
+        triggered_by="ann",
+        trigger_id="t",
+        parent_run_id="p",
+        parent_step_key="p/q",
+        thread_id="thread",
+        resource_id="resource",
+        input={"b": 1, "a": [None, 1.0, "ü"]},
+        request_context={"locale": "de"},
+        queued_at=at(-1),
+        mode="inline",
+    )
+    bound = run(store.journal.bind_run(stored, "run-1"))
+    assert bound == replace(stored, dagster_run_ids=("run-1",))
+    assert run(store.journal.run_of("run-1")) == store.runs.get("run-1") == bound
+    assert run(store.journal.run_of("nothing")) is None
+
+
+def test_a_step_comes_back_as_it_was(store: Store, journal: Journal):
+    step = a_step(
+        "each[3]/summarise/llm/2",
+        node_name="Summarise",
+        kind="llm",
+        parent_key="each[3]/summarise",
+        predecessor_keys=("start", "classify"),
+        iteration_index=3,
+        attempt=2,
+        input={"messages": [{"role": "user", "content": "Grüße 🙂"}]},
+        output={"text": "ok"},
+        error={"code": "model"},
+        fingerprint="f" * 64,
+        model_used="offline/echo",
+        child_run_id="child",
+        routing_decision={"handles": ["large"], "edges": [1], "set": {"k": None}},
+        input_tokens=10,
+        output_tokens=20,
+        cost_usd=0.001,
+        queued_at=at(-1),
+        dagster_run_id="run-1",
+    )
+    run(journal.record(step))
+    assert run(journal.steps("run-1")) == {step.key: step}
+    run(journal.record(a_step("b", status=StepStatus.RUNNING)))
+    assert set(run(journal.steps("run-1", ["b", "missing"]))) == {"b"}
+    assert set(run(journal.steps("run-1", [f"no{i}" for i in range(2000)] + ["b"]))) == {"b"}
+    assert run(journal.steps("run-1", [])) == {}
+    assert run(journal.steps("run-2")) == {}
+
+
+def test_what_is_reported_is_there_for_others(journal: Journal, other_store: Store):
+    async def work() -> None:
+        for index in range(20):
+            key = f"n{index}"
+            await journal.record(a_step(key), [an_event(step_key=key)])
+            # In another connection, as another process has it.
+            assert [step.key for step in other_store.runs.steps("run-1") if step.key == key] == [key]
+            assert other_store.runs.events("run-1")[-1].step_key == key
+
+    run(work())
+
+
+def test_a_finished_row_is_never_replaced(store: Store, journal: Journal):
+    done = a_step(output={"x": 1}, fingerprint="f", input_tokens=5)
+    run(journal.record(done, [an_event()]))
+    for change in (
+        {"output": {"x": 2}},
+        {"status": StepStatus.FAILED},
+        {"status": StepStatus.RUNNING, "output": None},
+        {"fingerprint": "g"},
+    ):
+        with pytest.raises(ReplayError, match="'classify' of run 'run-1'") as refused:
+            run(journal.record(replace(done, **change), [an_event("late")]))
+        assert refused.value.code == "step-finished"
+    # The same answer again, as after an outage in which the first one was not confirmed.
+    run(journal.record(replace(done, finished_at=at(9)), [an_event("late")]))
+    assert run(journal.steps("run-1"))["classify"] == done
+    assert [event.type for event in store.runs.events("run-1")] == ["step.completed"]
+    assert store.runs.get("run-1").input_tokens == 5
+
+
+def test_totals_count_each_finished_row_once(store: Store, journal: Journal):
+    async def work() -> None:
+        running = a_step("a", status=StepStatus.RUNNING, input_tokens=7)
+        failed = replace(running, status=StepStatus.FAILED, error={"code": "x"})
+        await journal.record(running)
+        await journal.record(failed)
+        await journal.record(running)
+        await journal.record(replace(running, status=StepStatus.SUCCEEDED, output_tokens=3, cost_usd=0.5))
+        await journal.record(a_step("a/llm/1", kind="llm", input_tokens=100, cost_usd=0.25))
+        await journal.record(a_step("b", status=StepStatus.SKIPPED))
+        handled = {"handles": ["error"], "edges": [], "set": {}}
+        await journal.record(a_step("c", status=StepStatus.FAILED, routing_decision=handled, input_tokens=1))
+
+    run(work())
+    found = store.runs.get("run-1")
+    assert (found.steps_executed, found.input_tokens, found.output_tokens, found.cost_usd) == (
+        2,
+        108,
+        3,
+        0.75,
+    )
+
+
+def test_a_failed_row_may_be_tried_again(journal: Journal):
+    run(journal.record(a_step(status=StepStatus.FAILED, error={"code": "x"})))
+    run(journal.record(a_step(attempt=2, output=1)))
+    assert run(journal.steps("run-1"))["classify"].attempt == 2
+
+
+def test_a_failing_write_of_a_group_leaves_the_others(store: Store, journal: Journal):
+    run(journal.record(a_step("taken", output=1)))
+
+    async def work() -> list[Any]:
+        writes = [
+            journal.record(a_step(f"n{index}"), [an_event(step_key=f"n{index}")]) for index in range(20)
+        ]
+        writes.insert(7, journal.record(a_step("taken", output=2)))
+        writes.insert(12, journal.record(a_step("lost", run_id="no-such-run")))
+        writes.insert(15, journal.record(a_step("odd", output={1, 2})))
+        writes.insert(16, journal.record(a_step("nul", node_name="a\0b")))
+        writes.insert(17, journal.record_events([an_event(run_id="no-such-run")]))
+        return await asyncio.gather(*writes, return_exceptions=True)
+
+    errors = [result for result in run(work()) if result is not None]
+    assert [(type(error), error.code) for error in errors] == [
+        (ReplayError, "step-finished"),
+        (NotFound, "no-run"),
+        (StoreError, "not-json"),
+        (StoreError, "nul-character"),
+        (NotFound, "no-run"),
+    ]
+    assert set(run(journal.steps("run-1"))) == {"taken", *(f"n{index}" for index in range(20))}
+    assert len(store.runs.events("run-1")) == 20
+
+
+def test_many_writes_share_a_commit(store: Store, journal: Journal):
+    commits: list[int] = []
+    from sqlalchemy import event
+
+    event.listen(store._database.engine, "commit", lambda _: commits.append(1))
+
+    async def work() -> None:
+        await asyncio.gather(*(journal.record(a_step(f"n{index}")) for index in range(100)))
+
+    run(work())
+    assert len(run(journal.steps("run-1"))) == 100
+    assert len(commits) < 20
+
+
+def test_events_keep_their_order_and_are_followed_without_a_gap(store: Store, journal: Journal):
+    async def work() -> None:
+        await journal.record_events([an_event("run.started", payload={"n": 0})])
+        await journal.record(a_step("a"), [an_event("step.started", step_key="a"), an_event(step_key="a")])
+        await journal.record_events([])
+
+    run(work())
+    found = store.runs.events("run-1")
+    assert [event.type for event in found] == ["run.started", "step.started", "step.completed"]
+    assert found[0].payload == {"n": 0}
+    assert store.runs.events("run-1", after=found[0].id) == found[1:]
+    assert store.runs.events("run-1", after=found[2].id) == []
+    assert store.runs.events("run-1", type="step.started") == [found[1]]
+    assert store.runs.events("run-1", type="step.*", limit=1) == [found[1]]
+    assert store.runs.events("run-1", step_key="a", limit=5) == found[1:]
+    run(journal.record_events(found))  # once more, as after an unconfirmed commit
+    assert store.runs.events("run-1") == found
+
+
+def test_binding_again(store: Store, journal: Journal):
+    first = run(journal.bind_run(a_run(slug="ignored"), "run-1"))
+    assert (first.slug, first.dagster_run_ids) == ("refunds", ("run-1",))
+
+    assert run(journal.finish_run("run-1", RunStatus.FAILED, at=at(2), error={"code": "x"}, output=1))
+    late = run(journal.bind_run(a_run(), "run-1"))
+    assert late.status is RunStatus.FAILED
+
+    retried = run(journal.bind_run(a_run(), "retry"))
+    assert (retried.status, retried.dagster_run_ids) == (RunStatus.RUNNING, ("run-1", "retry"))
+    assert (retried.error, retried.output, retried.finished_at, retried.duration_ms) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    assert retried.resumed_at is not None
+    assert run(journal.run_of("retry")) == retried
+
+    run(journal.bind_run(a_run("run-2"), "run-2"))
+    with pytest.raises(RunRefused) as refused:
+        run(journal.bind_run(a_run("run-2"), "retry"))
+    assert refused.value.code == "dagster-run-bound"
+    assert store.runs.get("retry").id == "run-1"
+
+
+def test_a_pending_run_starts_when_its_dagster_run_does(store: Store):
+    run(store.journal.bind_run(a_run(status=RunStatus.PENDING, started_at=None, queued_at=NOON), "run-1"))
+    begun = run(store.journal.bind_run(a_run(started_at=at(3)), "run-1"))
+    assert begun.status is RunStatus.PENDING  # the same Dagster run: nothing new
+    begun = run(store.journal.bind_run(a_run(started_at=at(3)), "run-1b"))
+    assert (begun.status, begun.started_at) == (RunStatus.RUNNING, at(3))
+
+
+def test_a_run_waits_and_goes_on(store: Store, journal: Journal):
+    run(journal.record(a_step("gate", status=StepStatus.WAITING, finished_at=None)))
+    assert run(journal.finish_run("run-1", RunStatus.WAITING, at=at(2)))
+    waiting = store.runs.get("run-1")
+    assert (waiting.suspended_at, waiting.suspended_steps, waiting.finished_at) == (at(2), ("gate",), None)
+    resumed = run(journal.bind_run(a_run(), "run-1b"))
+    assert (resumed.status, resumed.suspended_steps) == (RunStatus.RUNNING, ())
+
+
+def test_a_run_ends_once(store: Store, journal: Journal):
+    ended = run(
+        journal.finish_run(
+            "run-1",
+            RunStatus.SUCCEEDED,
+            at=at(2.5),
+            output={"z": 1, "a": 2},
+            events=[an_event("run.completed")],
+        )
+    )
+    again = run(
+        journal.finish_run("run-1", RunStatus.FAILED, at=at(3), error={}, events=[an_event("run.failed")])
+    )
+    assert (ended, again) == (True, False)
+    found = store.runs.get("run-1")
+    assert (found.status, found.finished_at, found.duration_ms) == (RunStatus.SUCCEEDED, at(2.5), 2500)
+    assert list(found.output) == ["z", "a"]
+    assert [event.type for event in store.runs.events("run-1")] == ["run.completed"]
+    with pytest.raises(NotFound):
+        run(journal.finish_run("no-such-run", RunStatus.FAILED, at=NOON))
+
+
+def test_of_eight_threads_that_end_a_run_one_does(store: Store, other_store: Store, journal: Journal):
+    barrier = threading.Barrier(8)
+    moved: list[tuple[int, bool]] = []
+
+    def end(index: int) -> None:
+        its_journal = (store if index % 2 else other_store).journal
+        barrier.wait(30)
+        events = [an_event(f"by.{index}")]
+        moved.append(
+            (index, run(its_journal.finish_run("run-1", RunStatus.CANCELED, at=at(index), events=events)))
+        )
+
+    threads = [threading.Thread(target=end, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    winners = [index for index, won in moved if won]
+    assert len(moved) == 8
+    assert len(winners) == 1
+    assert store.runs.get("run-1").finished_at == at(winners[0])
+    assert [event.type for event in store.runs.events("run-1")] == [f"by.{winners[0]}"]
+
+
+def test_a_lease_is_held_by_one_until_it_expires(store: Store, journal: Journal):
+    def renew(dagster_run_id: str, now: float, until: float) -> bool:
+        return run(journal.renew_lease("run-1", dagster_run_id, now=at(now), until=at(until)))
+
+    assert renew("one", 0, 10)
+    assert not renew("two", 5, 15)
+    assert renew("one", 5, 15)
+    assert not renew("two", 14.9, 30)
+    assert renew("two", 15, 30)
+    assert not renew("one", 16, 40)
+    run(journal.release_lease("run-1", "one"))
+    [unfinished] = store.runs.unfinished()
+    assert unfinished.lease is not None
+    assert (unfinished.lease.dagster_run_id, unfinished.lease.expires_at) == ("two", at(30))
+    run(journal.release_lease("run-1", "two"))
+    assert renew("one", 16, 40)
+    with pytest.raises(NotFound):
+        run(journal.renew_lease("no-such-run", "one", now=NOON, until=NOON))
+
+
+def test_of_eight_that_want_a_lease_one_gets_it(store: Store, other_store: Store, journal: Journal):
+    async def want() -> list[bool]:
+        return await asyncio.gather(
+            *(
+                (store if index % 2 else other_store).journal.renew_lease(
+                    "run-1", f"d{index}", now=NOON, until=at(9)
+                )
+                for index in range(8)
+            )
+        )
+
+    assert sorted(run(want())) == [False] * 7 + [True]
+
+
+def test_a_canceled_coroutine_does_not_stop_the_journal(journal: Journal):
+    async def work() -> None:
+        tasks = [asyncio.ensure_future(journal.record(a_step(f"n{index}"))) for index in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await journal.record(a_step("last"))
+
+    run(work())
+    stored = run(journal.steps("run-1"))
+    assert {f"n{index}" for index in range(1, 50, 2)} | {"last"} <= set(stored)
+
+
+def test_a_closed_store_says_so(store: Store, journal: Journal):
+    store.close()
+    for call in (lambda: journal.record(a_step()), lambda: journal.steps("run-1")):
+        with pytest.raises(AgentMeshError) as refused:
+            run(call())
+        assert refused.value.code == "closed"
