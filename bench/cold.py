@@ -21,7 +21,7 @@ def run() -> Findings:
         project = make_project(folder / "project", [chain_workflow("bench-chain", baseline.CHAIN_LENGTH)])
         home = make_baseline_home(folder / "baseline")
         ours = ["-m", "agentmesh_dagster", "run", "workflow", "bench-chain"]
-        theirs = ["-m", "dagster", "job", "execute", "-f", str(file), "-j", "chain_of_ops"]
+        theirs = ["-m", "dagster", "job", "execute", "-f", str(file), "-a", "chain_of_ops"]
         times = in_turns(
             lambda: time_process(ours, project.root, project.env),
             lambda: time_process(theirs, home, {**project.env, "DAGSTER_HOME": str(home)}),

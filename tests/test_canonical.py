@@ -176,7 +176,12 @@ free = st.recursive(
 )
 bags = st.dictionaries(texts, free, max_size=3)
 slugs = st.from_regex(r"\A[A-Za-z][a-z0-9]{0,8}\Z")
-common = {"name": texts, "description": texts, "tags": st.lists(texts, max_size=3), "metadata": bags}
+common = {
+    "name": texts.filter(lambda text: len(text) <= 200),
+    "description": texts,
+    "tags": st.lists(texts, max_size=3),
+    "metadata": bags,
+}
 agents = st.fixed_dictionaries(
     {"kind": st.just("agent"), "slug": slugs, "model": texts | st.lists(texts, min_size=1, max_size=2)},
     optional={
@@ -219,7 +224,7 @@ def chained(parts: list[dict[str, Json]], more: dict[str, Json]) -> dict[str, Js
 workflows = st.builds(
     chained,
     st.lists(steps, max_size=3),
-    st.fixed_dictionaries({"slug": slugs.map(lambda s: f"w{s}")}, optional=common),
+    st.fixed_dictionaries({"slug": slugs.map(lambda s: f"w0{s}")}, optional=common),
 )
 
 

@@ -154,7 +154,7 @@ def test_a_server_that_is_not_there_is_said_in_two_lines_without_the_password():
     assert error.code == "unreachable"
     assert error.retryable
     assert "hush-hush" not in str(error.to_json())
-    assert "127.0.0.1:1/agentmesh" in error.message
+    assert "postgresql://someone:***@127.0.0.1:1/agentmesh" in error.message
     assert "AGENTMESH_DATABASE_URL" in error.message
     assert len(error.message.splitlines()) <= 2
 

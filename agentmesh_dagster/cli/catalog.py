@@ -43,9 +43,9 @@ def list_(
     archived: bool,
     as_json: bool,
 ) -> None:
-    """List the definitions of the project; of one KIND, or of all.
+    """List the definitions of the project.
 
-    A table on a terminal, tab-separated lines into a pipe.
+    Those of one KIND, or all. A table on a terminal, tab-separated lines into a pipe.
     """
     found = cli.store().catalog.list(
         cli.project,
@@ -84,7 +84,7 @@ def list_(
 @json_option
 @pass_cli
 def show(cli: CliContext, kind: str, slug: str, version: int | None, as_json: bool) -> None:
-    """Show what is known of a definition, and its document."""
+    """Show a definition and its document."""
     catalog = cli.store().catalog
     definition = catalog.get(cli.project, kind, slug)
     stored = catalog.get_version(cli.project, kind, slug, version)
@@ -127,7 +127,7 @@ def show(cli: CliContext, kind: str, slug: str, version: int | None, as_json: bo
 @json_option
 @pass_cli
 def versions(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
-    """List the versions of a definition, the newest first."""
+    """List a definition's versions."""
     catalog = cli.store().catalog
     definition = catalog.get(cli.project, kind, slug)
     found = catalog.versions(cli.project, kind, slug)
@@ -159,7 +159,10 @@ def versions(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
 @json_option
 @pass_cli
 def diff(cli: CliContext, kind: str, slug: str, first: int, second: int, as_json: bool) -> None:
-    """Show how version V2 of a definition differs from V1, as a unified diff of their YAML."""
+    """Show how two versions differ.
+
+    A unified diff of their YAML: what changed from V1 to V2.
+    """
     text = cli.authoring().diff(kind, slug, first, second)
     if as_json:
         print_json(
@@ -184,7 +187,10 @@ def _line_color(line: str) -> str | None:
 @json_option
 @pass_cli
 def stats(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
-    """Show what the runs of a definition came to, over all its versions."""
+    """Show what a definition's runs came to.
+
+    Over all its versions.
+    """
     store = cli.store()
     # A slug that was mistyped is an error, and not a definition without runs.
     store.catalog.get(cli.project, kind, slug)

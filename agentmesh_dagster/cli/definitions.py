@@ -16,7 +16,10 @@ from agentmesh_dagster.cli.reload import reload_jobs
 @json_option
 @pass_cli
 def copy(cli: CliContext, kind: str, slug: str, new: str, as_json: bool) -> None:
-    """Store the newest version of a definition under the slug NEW, as its version 1."""
+    """Copy a definition to another slug.
+
+    Its newest version becomes version 1 of NEW.
+    """
     version = cli.store().catalog.copy(cli.project, kind, slug, new, by=actor())
     if as_json:
         print_json({"kind": kind, "slug": new, "version": version.number, "source": slug})
@@ -30,9 +33,9 @@ def copy(cli: CliContext, kind: str, slug: str, new: str, as_json: bool) -> None
 @json_option
 @pass_cli
 def delete(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
-    """Delete a definition: it is archived and no longer offered; its versions and runs stay.
+    """Delete a definition; its runs stay.
 
-    Refused while something published refers to it. Importing the document again brings it back.
+    It is archived, with its versions. Refused while something published refers to it. Importing the document again brings it back.
     """
     catalog = cli.store().catalog
     was_live = catalog.get(cli.project, kind, slug).published_version is not None
@@ -60,7 +63,10 @@ def activate(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
 @json_option
 @pass_cli
 def deactivate(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
-    """Keep a definition from being launched; what is published stays so, for when it is activated again."""
+    """Keep a definition from being launched.
+
+    What is published stays so, for when it is activated again.
+    """
     _set_active(cli, kind, slug, active=False, as_json=as_json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 
 import click
@@ -34,6 +35,7 @@ def dev(cli: CliContext, host: str, port: int) -> None:
             "`agentmesh init DIR`",
             code="no-project",
         )
+    _check_port(host, port)
     home = dagster_home(cli.root)
     home.mkdir(parents=True, exist_ok=True)
     write_dagster_yaml(home)
@@ -48,3 +50,17 @@ def dev(cli: CliContext, host: str, port: int) -> None:
     os.chdir(cli.root)
     arguments = [sys.executable, "-m", "dagster", "dev", "-w", str(workspace), "-h", host, "-p", str(port)]
     os.execve(sys.executable, arguments, environment)  # noqa: S606 - no shell is wanted
+
+
+def _check_port(host: str, port: int) -> None:
+    # Dagster starts all its processes first, and then says it in a traceback.
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise DefinitionError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port",
+                code="port-taken",
+            ) from error

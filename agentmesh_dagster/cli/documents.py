@@ -36,9 +36,9 @@ _paths = click.argument(
 @json_option
 @pass_cli
 def import_(cli: CliContext, paths: tuple[Path, ...], publish: bool, message: str, as_json: bool) -> None:
-    """Store the documents in files and folders, each as a new version: all of them, or none.
+    """Store the documents of files and folders.
 
-    A document that equals its newest version makes no new one. Documents may refer to each other in any
+    Each becomes a new version; all are stored, or none. A document that equals its newest version makes no new one. Documents may refer to each other in any
     order. Folders are searched for .yaml, .yml and .json files.
     """
     stored = cli.authoring().import_paths(paths, publish=publish, message=message)
@@ -98,7 +98,10 @@ def export(
     form: Literal["yaml", "json"] | None,
     as_json: bool,
 ) -> None:
-    """Write a document in its canonical form: the same bytes wherever it is stored."""
+    """Write a document in its canonical form.
+
+    The same bytes, wherever it is stored.
+    """
     if as_json and form == "yaml":
         raise click.UsageError("--json and --format yaml exclude each other")
     is_json = as_json or form == "json" or (form is None and output is not None and output.suffix == ".json")
@@ -120,9 +123,9 @@ def export(
 @json_option
 @pass_cli
 def validate(cli: CliContext, paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check the documents in files and folders, and print every problem with its place. Nothing is stored.
+    """Check documents, and print every problem.
 
-    Exits with 1 when there are errors; warnings never block.
+    Each problem with its place and what to do. Nothing is stored. Exits with 1 when there are errors; warnings never block.
     """
     report = cli.authoring().check(paths)
     if as_json:

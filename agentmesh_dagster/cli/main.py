@@ -43,6 +43,20 @@ COMMANDS = {
     "dev": "dev:dev",
 }
 
+# What the store refuses because of what was asked, and not because of the database.
+_REFUSALS = frozenset(
+    {
+        "edit-conflict",
+        "name-collision",
+        "not-published",
+        "nul-character",
+        "reference-deleted",
+        "slug-taken",
+        "still-referenced",
+        "system-document",
+    }
+)
+
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -116,7 +130,7 @@ def _report(error: AgentMeshError, *, as_json: bool) -> int:
             click.echo(f"  {_problem_line(problem)}", err=True)
     else:
         click.echo(f"error: {error.message}", err=True)
-    return 2 if error.category == "user" else 1
+    return 2 if error.category == "user" or error.code in _REFUSALS else 1
 
 
 def _problem_line(problem: dict[str, object]) -> str:

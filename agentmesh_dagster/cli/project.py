@@ -12,9 +12,9 @@ from agentmesh_dagster.cli.context import CliContext, example, json_option, pass
 
 @click.group()
 def project() -> None:
-    """Make projects, and list them. A project is a namespace for definitions and runs.
+    """Make projects, and list them.
 
-    `agentmesh --project NAME ...`, or AGENTMESH_PROJECT, works on one.
+    A project is a namespace for definitions and runs. `agentmesh --project NAME ...`, or AGENTMESH_PROJECT, works on one.
     """
 
 
@@ -56,7 +56,7 @@ def list_projects(cli: CliContext, as_json: bool) -> None:
 def audit(
     cli: CliContext, entity: str | None, actor: str | None, action: str | None, limit: int, as_json: bool
 ) -> None:
-    """Show who did what to what, the newest first."""
+    """Show who did what, the newest first."""
     found = cli.store().audit.list(cli.project, entity=entity, actor=actor, action=action, limit=limit)
     if not found:
         cli.check_project()

@@ -27,9 +27,9 @@ from agentmesh_dagster.records import Json, Publication
 @json_option
 @pass_cli
 def publish(cli: CliContext, kind: str, slug: str, version: int | None, message: str, as_json: bool) -> None:
-    """Make a version live, with all that it refers to. A published workflow is a Dagster job.
+    """Make a version live.
 
-    Runs that have started keep the version that they started with. With AGENTMESH_DAGSTER_URL set, the
+    With all that it refers to. A published workflow is a Dagster job. Runs that have started keep the version that they started with. With AGENTMESH_DAGSTER_URL set, the
     webserver there is told to reload.
     """
     published = cli.authoring().publish(kind, slug, version=version, message=message)

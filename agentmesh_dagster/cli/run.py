@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 def run(
     cli: CliContext, kind: str, slug: str, input_text: str | None, tags: tuple[str, ...], as_json: bool
 ) -> None:
-    """Run what is published under SLUG through Dagster on this machine, wait, and show the steps.
+    """Run a published workflow on this machine.
 
-    Exits with 0 when the run succeeded, 1 when it failed or was canceled.
+    Through Dagster: waits for its end and shows the steps. Exits with 0 when the run succeeded, 1 when it failed or was canceled.
     """
     value = read_json_option(input_text, "--input")
     publication = _published(cli, kind, slug)

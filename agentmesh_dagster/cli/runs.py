@@ -63,7 +63,7 @@ def runs() -> None:
 def list_runs(
     cli: CliContext, kind: str | None, slug: str | None, statuses: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
-    """List the runs of the project, the newest first."""
+    """List runs, the newest first."""
     wanted = [RunStatus(status) for status in statuses] or None
     found = cli.store().runs.list(cli.project, kind=kind, slug=slug, status=wanted, limit=limit)
     if not found:
@@ -97,7 +97,7 @@ def list_runs(
 @json_option
 @pass_cli
 def show(cli: CliContext, run_id: str, as_json: bool) -> None:
-    """Show what is known of a run, and its steps."""
+    """Show a run and its steps."""
     run = _find(cli, run_id)
     steps = cli.store().runs.steps(run.id)
     if as_json:
@@ -124,7 +124,10 @@ def show(cli: CliContext, run_id: str, as_json: bool) -> None:
 @json_option
 @pass_cli
 def trace(cli: CliContext, run_id: str, as_json: bool) -> None:
-    """Show the steps of a run as a tree: nodes, and the model and tool calls inside them."""
+    """Show the steps of a run as a tree.
+
+    Nodes, with the model and tool calls inside them.
+    """
     run = _find(cli, run_id)
     steps = cli.store().runs.steps(run.id)
     if as_json:
@@ -151,7 +154,10 @@ def trace(cli: CliContext, run_id: str, as_json: bool) -> None:
 def events(
     cli: CliContext, run_id: str, type_: str | None, step: str | None, follow: bool, as_json: bool
 ) -> None:
-    """Print the events of a run in their order; with --json one JSON object per line."""
+    """Print the events of a run.
+
+    In their order; with --json one JSON object per line.
+    """
     run = _find(cli, run_id)
     reader = cli.store().runs
     after: str | None = None
@@ -187,9 +193,9 @@ def _print_event(event: Event, *, as_json: bool) -> None:
 @json_option
 @pass_cli
 def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
-    """Cancel a run: Dagster is asked to terminate it, through AGENTMESH_DAGSTER_URL where that is set.
+    """Cancel a run.
 
-    A run that no worker is left for is set to canceled at once. One that another `agentmesh run` executes is
+    Dagster is asked to terminate it, through AGENTMESH_DAGSTER_URL where that is set. A run that no worker is left for is set to canceled at once. One that another `agentmesh run` executes is
     canceled with Ctrl-C there.
     """
     run = _find(cli, run_id)
@@ -218,9 +224,9 @@ def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
 @json_option
 @pass_cli
 def retry(cli: CliContext, run_id: str, as_json: bool) -> None:
-    """Go on with a failed or canceled run, on this machine, with the version that it started with.
+    """Go on with a failed or canceled run.
 
-    Finished steps are not done again: their outputs come from the journal. Exits with 0 when the run succeeded,
+    On this machine, with the version that it started with. Finished steps are not done again: their outputs come from the journal. Exits with 0 when the run succeeded,
     1 when it failed again.
     """
     run = _find(cli, run_id)
@@ -247,7 +253,7 @@ def retry(cli: CliContext, run_id: str, as_json: bool) -> None:
 @json_option
 @pass_cli
 def resume(cli: CliContext, run_id: str, as_json: bool) -> None:
-    """Go on with a waiting run, where what it waited for has come.
+    """Go on with a waiting run.
 
     No node of this release waits between Dagster runs, so there is never anything to resume; failed and canceled
     runs go on with `agentmesh runs retry`.

@@ -34,7 +34,7 @@ class StoreUnavailable(StoreError):
 
 def shown_url(url: URL) -> str:
     """The URL for people: without its password, nor what its query may hide."""
-    return url.set(query={}).render_as_string(hide_password=True)
+    return url.set(drivername=url.get_backend_name(), query={}).render_as_string(hide_password=True)
 
 
 def store_error(error: Exception, url: URL) -> StoreError:

@@ -39,7 +39,7 @@ from agentmesh_dagster.validation.expression_rules import (
 )
 from agentmesh_dagster.validation.graph_rules import graph_problems
 from agentmesh_dagster.validation.mapping_rules import mapping_problems
-from agentmesh_dagster.validation.prudence_rules import prudence_problems
+from agentmesh_dagster.validation.prudence_rules import prudence_problems, unused_problems
 from agentmesh_dagster.validation.shape import checked, json_problems
 from agentmesh_dagster.validation.view import EdgeView, NodeView, WorkflowView
 
@@ -163,6 +163,7 @@ def _all_problems(kind: str, raw: JsonObject, context: _Context) -> list[Problem
     problems += slug_problems(kind, raw.get("slug"))
     marks: dict[str, MarkedField] = {}
     _collect(marks, model, shape, "")
+    problems += unused_problems(kind, raw)
     if kind in ("workflow", "tool"):
         problems += input_schema_problems(raw)
     if kind == "agent":

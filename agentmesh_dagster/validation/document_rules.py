@@ -94,9 +94,10 @@ def missing_references(marks: Mapping[str, MarkedField], library: Library, own: 
     """
     for path, text, kind in _references(marks):
         found = parse_reference(text, kind)
-        if found is not None and f"{kind}/{found.slug}" != own:
-            if library.get(kind, found.slug, found.version) is None:
-                yield missing(path, kind, found.slug, found.version, library)
+        if found is None or f"{kind}/{found.slug}" == own:
+            continue
+        if library.get(kind, found.slug, found.version) is None:
+            yield missing(path, kind, found.slug, found.version, library)
 
 
 def _references(marks: Mapping[str, MarkedField]) -> Iterator[tuple[str, str, str]]:

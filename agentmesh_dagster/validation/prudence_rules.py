@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from agentmesh_dagster.specs.base import Reference, marked_fields
 from agentmesh_dagster.specs.documents import AgentSpec, Document, ToolSpec
-from agentmesh_dagster.specs.fields import as_list
+from agentmesh_dagster.specs.fields import JsonObject, as_list
 from agentmesh_dagster.specs.problems import Problem
 from agentmesh_dagster.specs.resolve import Library
 from agentmesh_dagster.specs.slugs import parse_reference
@@ -20,6 +20,27 @@ GATE_TYPES: Final = frozenset(("human",))
 """Node types at which a person decides."""
 WAITING_TYPES: Final = frozenset(("agent", "tool", "code"))
 """Node types that wait for something outside, for as long as it takes."""
+
+
+_NOT_YET: Final = {
+    "agent": {
+        "tools": "an agent makes one call of its model, without tools",
+        "agents": "an agent makes one call of its model, without other agents",
+        "memory": "an agent remembers nothing between its calls",
+        "guardrails": "an agent's prompts and answers are not looked at",
+    },
+    "tool": {"requires_approval": "nobody can be asked, so that every call of the tool is refused"},
+}
+"""Fields that are stored and versioned, and that this release does nothing about, with what it does instead."""
+
+
+def unused_problems(kind: str, raw: JsonObject) -> Iterator[Problem]:
+    """Fields whose effect a person would wait for in vain."""
+    for name, instead in _NOT_YET.get(kind, {}).items():
+        if raw.get(name):
+            yield Problem.of(
+                "not-in-effect", name, f"{name!r} has no effect in this release: {instead}", "Leave it out, or know it"
+            )
 
 
 def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | None) -> Iterator[Problem]:

@@ -227,7 +227,8 @@ def _problem(
     if others:
         told = max(others, key=len)
         message = f"{name!r} {told}" if told.startswith("must") else f"{name!r}: {told}"
-        message += f", not {_shown(value)}"
+        if "characters" not in told:
+            message += f", not {_shown(value)}"
     else:
         message = f"{name!r} must be {' or '.join(expected)}, not {_shown(value)}"
     mend = "Correct the value"

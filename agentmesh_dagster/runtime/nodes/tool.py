@@ -8,6 +8,7 @@ from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.journalled import StepAnswer
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
 from agentmesh_dagster.runtime.tools.call import ToolContext, call_tool, prepare_input
+from agentmesh_dagster.runtime.tools.errors import ToolRefused
 from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.specs.nodes import ToolConfig
 
@@ -29,6 +30,12 @@ class ToolNode(NodeType[ToolConfig]):
     async def run(self, config: ToolConfig, call: NodeCall) -> NodeResult:
         session, environment = call.session, call.environment
         tool = session.pinned.closure.tools[config.tool.split("@")[0]].document
+
+        if tool.requires_approval is not False:
+            raise ToolRefused(
+                f"tool {tool.slug!r} requires approval, and this release has nobody to ask: it is not called",
+                code="approval-needed",
+            )
 
         def context(key: str) -> ToolContext:
             return ToolContext(
