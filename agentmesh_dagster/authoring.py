@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentmesh_dagster.constants import GROUP_DEFINITIONS
-from agentmesh_dagster.errors import DefinitionError, DocumentInvalid
-from agentmesh_dagster.records import Definition, Json, Publication, Version
+from agentmesh_dagster.errors import DefinitionError, DocumentInvalid, NotFound
+from agentmesh_dagster.records import Json, Publication, Version
 from agentmesh_dagster.runtime.registry import node_configs
 from agentmesh_dagster.runtime.secrets import load_provider
 from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
@@ -88,8 +87,11 @@ class StoreLibrary:
 
     def get(self, kind: str, slug: str, version: int | None) -> PinnedDocument | None:
         """The document at that version, or at the one that is in use."""
-        found = self._definitions.get((kind, slug))
-        if found is None:
+        try:
+            found = self._store.catalog.get(self._project, kind, slug)
+        except NotFound:
+            return None
+        if found.archived_at is not None:
             return None
         in_use = (
             found.published_version if kind == "workflow" else found.published_version or found.latest_version
@@ -102,11 +104,7 @@ class StoreLibrary:
 
     def names(self, kind: str) -> Sequence[str]:
         """The slugs of a kind."""
-        return [slug for held, slug in self._definitions if held == kind]
-
-    @cached_property
-    def _definitions(self) -> dict[tuple[str, str], Definition]:
-        return {(d.kind, d.slug): d for d in self._store.catalog.list(self._project)}
+        return [definition.slug for definition in self._store.catalog.list(self._project, kind)]
 
 
 class Authoring:
@@ -206,10 +204,7 @@ class Authoring:
         if checked.errors:
             problems = [problem.to_json() for problem in checked.errors]
             raise DocumentInvalid(f"{kind} {slug!r} cannot be published; nothing was changed", problems)
-        closure = resolve_closure(document, stored.number, library, node_configs=node_configs())
-        publication = self._store.publications.publish(
-            self._project, kind, slug, stored.number, closure, by=self._actor, message=message
-        )
+        publication = self._publish_checked(stored, document, library, message)
         return Published(publication=publication, warnings=checked.warnings)
 
     def unpublish(self, kind: str, slug: str, *, message: str = "") -> Publication:
@@ -286,11 +281,23 @@ class Authoring:
             for version in versions
         )
 
+    def _publish_checked(
+        self, stored: Version, document: Document, library: StoreLibrary, message: str
+    ) -> Publication:
+        closure = resolve_closure(document, stored.number, library, node_configs=node_configs())
+        return self._store.publications.publish(
+            self._project, stored.kind, stored.slug, stored.number, closure, by=self._actor, message=message
+        )
+
     def _publish_all(self, versions: Sequence[Version], message: str) -> dict[tuple[str, str], Publication]:
+        """Publishes what was checked just now, together with all that it refers to."""
+        library = StoreLibrary(self._store, self._project)
         ordered = sorted(versions, key=lambda version: _PUBLISHING_ORDER.index(version.kind))
         return {
-            (v.kind, v.slug): self.publish(v.kind, v.slug, version=v.number, message=message).publication
-            for v in ordered
+            (version.kind, version.slug): self._publish_checked(
+                version, parse_stored(version), library, message
+            )
+            for version in ordered
         }
 
     def _check(self, paths: Sequence[Path], *, publish: bool) -> list[tuple[str, CheckedSource]]:

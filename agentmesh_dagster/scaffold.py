@@ -32,6 +32,8 @@ retention:
 
 POSTGRES_STORAGE = """
 # Dagster's own storage (runs, events, schedules); AgentMesh's database is AGENTMESH_DATABASE_URL.
+# The URL names the driver, postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE: SQLAlchemy 2.1 takes another one
+# otherwise, which dagster-postgres does not work with.
 storage:
   postgres:
     postgres_url:

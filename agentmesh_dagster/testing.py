@@ -12,7 +12,7 @@ The database is a temporary SQLite file, Dagster's instance is ephemeral, and th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +106,9 @@ def run_workflow(
         published = publish_documents(store, documents)
         workflows = [p for p in published if p.kind == "workflow" and slug in (None, p.slug)]
         if len(workflows) != 1:
-            raise ValueError(f"{len(workflows)} workflows fit: name one of {[p.slug for p in workflows]} as `slug`")
+            raise ValueError(
+                f"{len(workflows)} workflows fit: name one of {[p.slug for p in workflows]} as `slug`"
+            )
         job = build_published_job(workflows[0], resource=agentmesh.resource(), executors=named_executors())
         result = job.execute_in_process(
             run_config=dict(input or {}),
@@ -140,7 +142,7 @@ class _OwnAgentMesh(AgentMesh):
 
 
 @contextmanager
-def _opened(database_url: str | None, function_modules: tuple[str, ...]) -> Iterator[AgentMesh]:
+def _opened(database_url: str | None, function_modules: tuple[str, ...]) -> Generator[AgentMesh]:
     with tempfile.TemporaryDirectory(prefix="agentmesh-") as folder:
         url = database_url or f"sqlite:///{folder}/agentmesh.db"
         with open_store(url) as store:

@@ -20,12 +20,16 @@ class Line:
     ours_cpu: Spread | None = None
     baseline: Spread | None = None
     baseline_cpu: Spread | None = None
+    rounds: Spread | None = None
+    """Ours to the baseline by the clock, round by round, where both were measured in turns."""
     target: float | None = None
     """The most that the ratio to the baseline may be; without a baseline, the most that the median may be."""
 
     @property
     def ratio(self) -> float | None:
-        """Ours to the baseline, by the clock."""
+        """Ours to the baseline, by the clock: the median of the rounds, in which both meet the same load."""
+        if self.rounds is not None:
+            return self.rounds.median
         return self.ours.median / self.baseline.median if self.baseline else None
 
     @property
@@ -81,6 +85,7 @@ def compared(
         ours_cpu=Spread.of([t.cpu_s * factor for t in ours]),
         baseline=Spread.of([t.wall_s * factor for t in baseline]),
         baseline_cpu=Spread.of([t.cpu_s * factor for t in baseline]),
+        rounds=Spread.of([a.wall_s / b.wall_s for a, b in zip(ours, baseline, strict=True)]),
         target=target,
     )
 
@@ -97,7 +102,19 @@ def as_json(findings: Sequence[Findings]) -> dict[str, Any]:
     }
 
 
-_HEADS = ("", "measured", "median", "low-high", "baseline", "low-high", "ratio", "CPU ratio", "target", "")
+_HEADS = (
+    "",
+    "measured",
+    "median",
+    "low-high",
+    "baseline",
+    "low-high",
+    "ratio",
+    "low-high",
+    "CPU ratio",
+    "target",
+    "",
+)
 
 
 def as_table(findings: Sequence[Findings]) -> str:
@@ -125,6 +142,7 @@ def _cells(line: Line) -> tuple[str, ...]:
         f"{_number(baseline.median)} {line.unit}" if baseline else "",
         f"{_number(baseline.low)}-{_number(baseline.high)}" if baseline else "",
         f"{line.ratio:.2f}" if line.ratio is not None else "",
+        f"{line.rounds.low:.2f}-{line.rounds.high:.2f}" if line.rounds else "",
         f"{line.cpu_ratio:.2f}" if line.cpu_ratio is not None else "",
         f"<= {line.target:g}{'' if baseline else ' ' + line.unit}" if line.target is not None else "",
         line.verdict,

@@ -10,7 +10,7 @@ from bench.report import Findings, Line, compared
 NAME = "scale"
 STORED = 1_000
 NODES = 10
-REPETITIONS = 7
+REPETITIONS = 9
 TARGET = 1.1
 
 

@@ -51,8 +51,8 @@ slug: flaky
 input_schema: {type: object}
 nodes:
   - {id: start, type: start}
-  - {id: first, type: code, config: {function: "flaky_code:first"}, timeout_s: 60}
-  - {id: second, type: code, config: {function: "flaky_code:second"}, timeout_s: 60}
+  - {id: first, type: code, config: {function: "flaky_code:first", input: {}}, timeout_s: 60}
+  - {id: second, type: code, config: {function: "flaky_code:second", input: {}}, timeout_s: 60}
   - {id: end, type: end, config: {output: {version: 1, got: "{{ steps.second.output }}"}}}
 edges:
   - {source: start, target: first}
@@ -125,7 +125,7 @@ def run(*args: str, **options: Any) -> Outcome:
 
 def environment() -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join([os.getcwd(), root, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path.cwd()), root, os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, "AGENTMESH_FUNCTION_MODULES": "flaky_code"}
 
 

@@ -141,12 +141,15 @@ class DevServer:
             self.port: int = free.getsockname()[1]
         self.log = project.folder / f"dev-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+        self._has_ticked = False
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> DevServer:
+        self._began = time.time()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "agentmesh_dagster", "dev", "--port", str(self.port)],
@@ -224,9 +227,19 @@ class DevServer:
         return True
 
     def _daemon_is_up(self) -> bool:
-        """The sensor daemon has ticked each sensor once: cursors of run-status sensors start at their first tick."""
+        """The sensor daemon is at work, and knows from where on run-status sensors listen."""
+        answer = self.query(
+            '{ instance { daemonHealth { daemonStatus(daemonType: "SENSOR") { lastHeartbeatTime } } } }'
+        )
+        beat = answer["instance"]["daemonHealth"]["daemonStatus"]["lastHeartbeatTime"]
+        if beat is None or beat < self._began:
+            return False
+        # Their first tick of all says it. (Dagster shows no ticks of the time after a restart: they are filed under
+        # the address of the code server, which is another one then.)
         sensors = self.sensors()
-        return bool(sensors) and all(sensor["ticks"] for sensor in sensors.values())
+        if not self._has_ticked:
+            self._has_ticked = bool(sensors) and all(sensor["ticks"] for sensor in sensors.values())
+        return self._has_ticked
 
     # GraphQL
 
@@ -243,7 +256,7 @@ class DevServer:
 
     def try_launch(self, job: str, run_config: Any) -> dict[str, Any]:
         """The answer to `launchRun`."""
-        selector = {"repositoryLocationName": "agentmesh", "repositoryName": "agentmesh", "jobName": job}
+        selector = {**self._repository(), "jobName": job}
         return self.query(_LAUNCH, params={"selector": selector, "runConfigData": run_config})["launchRun"]
 
     def launch(self, job: str, run_config: Any) -> str:
@@ -296,12 +309,15 @@ class DevServer:
 
     def job(self, name: str) -> dict[str, Any]:
         """What the job page asks for."""
-        selector = {
-            "repositoryLocationName": "agentmesh",
-            "repositoryName": "agentmesh",
-            "pipelineName": name,
+        return self.query(_JOB, selector={**self._repository(), "pipelineName": name})["pipelineOrError"]
+
+    def _repository(self) -> dict[str, str]:
+        found = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"
+        (repository,) = self.query(found)["repositoriesOrError"]["nodes"]
+        return {
+            "repositoryLocationName": repository["location"]["name"],
+            "repositoryName": repository["name"],
         }
-        return self.query(_JOB, selector=selector)["pipelineOrError"]
 
     def sensors(self) -> dict[str, dict[str, Any]]:
         """The sensors by name, with status and ticks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -21,25 +22,33 @@ RISK = {
 
 
 def agent(fake, **more):
-    settings = {"api_base": fake.base_url, "api_key": "{{ secret('MODEL_KEY') }}", **more.pop("model_settings", {})}
+    settings = {
+        "api_base": fake.base_url,
+        "api_key": "{{ secret('MODEL_KEY') }}",
+        **more.pop("model_settings", {}),
+    }
     return {"kind": "agent", "slug": "triage", "model": "openai/first", "model_settings": settings, **more}
 
 
 def workflow(config=None, *after, **node):
     nodes = [
         {"id": "start", "type": "start"},
-        {"id": "ask", "type": "agent", "config": {"agent": "triage", "prompt": "Risk of {{ input.amount }}?", **(config or {})}, **node},
+        {
+            "id": "ask",
+            "type": "agent",
+            "config": {"agent": "triage", "prompt": "Risk of {{ input.amount }}?", **(config or {})},
+            **node,
+        },
         *after,
         {"id": "end", "type": "end"},
     ]
-    edges = [{"source": a["id"], "target": b["id"]} for a, b in zip(nodes, nodes[1:], strict=False)]
+    edges = [{"source": a["id"], "target": b["id"]} for a, b in itertools.pairwise(nodes)]
     return {"kind": "workflow", "slug": "asking", "nodes": nodes, "edges": edges}
 
 
 @pytest.fixture(autouse=True)
 def _key(monkeypatch):
     monkeypatch.setenv("MODEL_KEY", KEY)
-    monkeypatch.setenv("AGENTMESH_SECRET_MODEL_KEY", KEY)
 
 
 @pytest.fixture
@@ -61,7 +70,9 @@ def llm_steps(result):
 class TestPlain:
     def test_asks_and_answers_with_text_usage_and_rows(self, fake):
         fake.push({"text": "All is well.", "usage": [30, 4]})
-        result = run([agent(fake, instructions="You rate refunds of {{ input.amount }}.", temperature=0.5), workflow()])
+        result = run(
+            [agent(fake, instructions="You rate refunds of {{ input.amount }}.", temperature=0.5), workflow()]
+        )
         assert result.succeeded, result.run.error
         (request,) = fake.requests
         assert request.body["messages"] == [
@@ -105,7 +116,8 @@ class TestPlain:
         del document["nodes"][1]["config"]["prompt"]
         document["nodes"].insert(1, before)
         document["edges"] = [
-            {"source": a["id"], "target": b["id"]} for a, b in zip(document["nodes"], document["nodes"][1:], strict=False)
+            {"source": a["id"], "target": b["id"]}
+            for a, b in zip(document["nodes"], document["nodes"][1:], strict=False)
         ]
         assert run([agent(fake), document]).succeeded
         assert fake.requests[0].body["messages"] == [{"role": "user", "content": '{"a": ["ü"]}'}]
@@ -130,7 +142,11 @@ class TestPlain:
 class TestObject:
     def test_an_object_is_checked_and_its_fields_stand_beside_the_text(self, fake):
         fake.push({"object": {"risk": "high", "why": "large"}})
-        after = {"id": "use", "type": "transform", "config": {"output": "{{ [steps.ask.output.risk, steps.ask.output.object.why] }}"}}
+        after = {
+            "id": "use",
+            "type": "transform",
+            "config": {"output": "{{ [steps.ask.output.risk, steps.ask.output.object.why] }}"},
+        }
         result = run([agent(fake), workflow({"output_schema": RISK}, after)])
         assert result.run.output == ["high", "large"]
         assert json.loads(result.steps["ask"].output["text"]) == {"risk": "high", "why": "large"}
@@ -142,7 +158,11 @@ class TestObject:
 
     @pytest.mark.parametrize(
         ("first", "shown"),
-        [({"object": {"risk": "medium"}}, "risk"), ({"text": "I think it is low."}, "not JSON"), ({"text": '{"risk": NaN}'}, "NaN")],
+        [
+            ({"object": {"risk": "medium"}}, "risk"),
+            ({"text": "I think it is low."}, "not JSON"),
+            ({"text": '{"risk": NaN}'}, "NaN"),
+        ],
     )
     def test_a_bad_object_is_repaired_in_a_second_call_that_shows_the_errors(self, fake, first, shown):
         fake.push(first, {"object": {"risk": "low"}})
@@ -169,7 +189,9 @@ class TestObject:
 
     def test_bad_twice_then_the_next_attempt(self, fake):
         fake.push(*[{"object": {"risk": "medium"}}] * 2, {"object": {"risk": "high"}})
-        result = run([agent(fake), workflow({"output_schema": RISK}, retry={"max_attempts": 2, "delay_s": 0.05})])
+        result = run(
+            [agent(fake), workflow({"output_schema": RISK}, retry={"max_attempts": 2, "delay_s": 0.05})]
+        )
         assert result.run.output["risk"] == "high"
         assert fake.count == 3
         assert len(fake.requests[2].body["messages"]) == 1
@@ -226,7 +248,10 @@ class TestFailures:
 
     def test_the_agents_own_timeout_bounds_one_call(self, fake):
         fake.push({"hang": True}, {"text": "second"})
-        documents = [agent(fake, model_settings={"timeout_s": 0.5}), workflow(retry={"max_attempts": 2, "delay_s": 0})]
+        documents = [
+            agent(fake, model_settings={"timeout_s": 0.5}),
+            workflow(retry={"max_attempts": 2, "delay_s": 0}),
+        ]
         result = run(documents)
         assert result.run.output["text"] == "second"
         first = next(e for e in result.events if e.type == "agent.response")
@@ -251,7 +276,6 @@ class TestFailures:
 
     def test_a_missing_secret_names_itself_and_calls_nobody(self, fake, monkeypatch):
         monkeypatch.delenv("MODEL_KEY")
-        monkeypatch.delenv("AGENTMESH_SECRET_MODEL_KEY")
         result = run([agent(fake), workflow()])
         assert result.run.status is RunStatus.FAILED
         assert "MODEL_KEY" in result.run.error["message"]
@@ -270,7 +294,11 @@ class TestOffline:
         echo = {"kind": "agent", "slug": "triage", "model": "offline/echo"}
         assert run([echo, workflow()]).run.output["text"] == "Risk of 50?"
         assert run([echo, workflow({"output_schema": RISK})]).run.output["risk"] == "low"
-        script = {**echo, "model": "offline/script", "model_settings": {"replies": ["bad", {"object": {"risk": "high"}}]}}
+        script = {
+            **echo,
+            "model": "offline/script",
+            "model_settings": {"replies": ["bad", {"object": {"risk": "high"}}]},
+        }
         assert run([script, workflow({"output_schema": RISK})]).run.output["risk"] == "high"
 
 

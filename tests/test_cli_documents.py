@@ -69,8 +69,13 @@ def test_a_webserver_is_told_once_per_command(cli: Cli, monkeypatch: pytest.Monk
 
     class Webserver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["variables"]["name"])
-            entry = {"__typename": "WorkspaceLocationEntry", "locationOrLoadError": {"__typename": "Location"}}
+            asked.append(
+                json.loads(self.rfile.read(int(self.headers["Content-Length"])))["variables"]["name"]
+            )
+            entry = {
+                "__typename": "WorkspaceLocationEntry",
+                "locationOrLoadError": {"__typename": "Location"},
+            }
             body = json.dumps({"data": {"reloadRepositoryLocation": entry}}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -125,7 +130,11 @@ def test_show_versions_and_diff(cli: Cli):
     Path("docs/greet.yaml").write_text(WORKFLOW.replace("name: Greet", "name: Welcome"))
     cli("import", "docs", "-m", "a better name")
     shown = cli("show", "workflow", "greet", "--json").json
-    assert (shown["latest_version"], shown["version"]["number"], shown["document"]["name"]) == (2, 2, "Welcome")
+    assert (shown["latest_version"], shown["version"]["number"], shown["document"]["name"]) == (
+        2,
+        2,
+        "Welcome",
+    )
     first = cli("show", "workflow", "greet", "--version", "1")
     assert "name: Greet" in first.out
     assert [(v["number"], v["message"]) for v in cli("versions", "workflow", "greet", "--json").json] == [
@@ -225,7 +234,10 @@ BAD_INPUT = {
     "copy to a slug that is taken": (["copy", "workflow", "greet", "greet"], "greet"),
     "copy to no slug": (["copy", "workflow", "greet", "../x"], "../x"),
     "export of nothing": (["export", "workflow", "nothing"], "nothing"),
-    "export into a folder that is not there": (["export", "workflow", "greet", "-o", "no/x.yaml"], "no/x.yaml"),
+    "export into a folder that is not there": (
+        ["export", "workflow", "greet", "-o", "no/x.yaml"],
+        "no/x.yaml",
+    ),
     "project that is not there": (["--project", "nope", "list"], "nope"),
     "import into a project that is not there": (["--project", "nope", "import", "docs"], "nope"),
     "project that is no slug": (["project", "create", "../x"], "../x"),
@@ -273,7 +285,9 @@ def newer_database(url: Path) -> None:
     call_database.close()
 
 
-@pytest.mark.parametrize("command", [["list"], ["import", "docs"], ["publish", "workflow", "greet"], ["runs", "list"]])
+@pytest.mark.parametrize(
+    "command", [["list"], ["import", "docs"], ["publish", "workflow", "greet"], ["runs", "list"]]
+)
 def test_a_database_that_cannot_be_used(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: list[str]):
     assert cli("import", "docs").code == 0
     for url, word in (

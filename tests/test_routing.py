@@ -22,7 +22,10 @@ def graph(nodes, edges, **more):
             found[-1]["source_handle"] = handle
         if condition:
             found[-1]["condition"] = condition
-    nodes = [{"id": n, "type": {"start": "start", "end": "end"}.get(n, "transform")} if isinstance(n, str) else n for n in nodes]
+    nodes = [
+        {"id": n, "type": {"start": "start", "end": "end"}.get(n, "transform")} if isinstance(n, str) else n
+        for n in nodes
+    ]
     for node in nodes:
         if node["type"] == "transform" and "config" not in node:
             node["config"] = {"output": node["id"]}
@@ -103,7 +106,11 @@ class TestJoins:
         assert sorted(e.step_key for e in skipped) == ["b1", "b2", "b3"]
 
     def test_a_join_sees_the_skipped_side_as_null(self):
-        end = {"id": "end", "type": "end", "config": {"output": "{{ [steps.a.output, steps.b.output, steps.b.status] }}"}}
+        end = {
+            "id": "end",
+            "type": "end",
+            "config": {"output": "{{ [steps.a.output, steps.b.output, steps.b.status] }}"},
+        }
         workflow = graph(["start", "a", "b", end], ["start>a", ("start>b", "false"), "a>end", "b>end"])
         assert run(workflow).run.output == ["a", None, "skipped"]
 
@@ -116,7 +123,13 @@ class TestJoins:
 class TestConditions:
     def test_a_condition_sees_its_source_and_what_it_set(self):
         workflow = graph(
-            ["start", node("a", {"n": "{{ input.n }}"}, set={"big": "{{ steps.a.output.n > 5 }}"}), node("x"), node("y"), "end"],
+            [
+                "start",
+                node("a", {"n": "{{ input.n }}"}, set={"big": "{{ steps.a.output.n > 5 }}"}),
+                node("x"),
+                node("y"),
+                "end",
+            ],
             [
                 "start>a",
                 ("a>x", "context.big and context.last_output.n == steps.a.output.n"),
@@ -129,7 +142,9 @@ class TestConditions:
         assert run(workflow, {"n": 1}).run.output == "y"
 
     def test_two_edges_between_the_same_nodes_are_either_or(self):
-        workflow = graph(["start", "a", "end"], [("start>a", "input.n == 1"), ("start>a", "input.n == 2"), "a>end"])
+        workflow = graph(
+            ["start", "a", "end"], [("start>a", "input.n == 1"), ("start>a", "input.n == 2"), "a>end"]
+        )
         assert run(workflow, {"n": 2}).run.output == "a"
         failed = run(workflow, {"n": 3})
         assert failed.run.error["code"] == "no-end"
@@ -143,7 +158,11 @@ class TestConditions:
         assert result.steps["a"].status is StepStatus.FAILED
 
     def test_a_branch_edge_with_a_condition_needs_both(self):
-        branch = {"id": "b", "type": "branch", "config": {"conditions": [{"when": "input.x", "handle": "yes"}], "default": "no"}}
+        branch = {
+            "id": "b",
+            "type": "branch",
+            "config": {"conditions": [{"when": "input.x", "handle": "yes"}], "default": "no"},
+        }
         workflow = graph(
             ["start", branch, "a", "c", "end"],
             ["start>b", ("b:yes>a", "input.y"), "b:yes>end", "b:no>c", "a>end", "c>end"],
@@ -163,7 +182,12 @@ class TestOnError:
 
     def test_continue_goes_on_with_null(self):
         workflow = graph(
-            ["start", failing("a", on_error="continue"), node("b", ["{{ context.last_output }}", "{{ steps.a.status }}", "{{ steps.a.error.code }}"]), "end"],
+            [
+                "start",
+                failing("a", on_error="continue"),
+                node("b", ["{{ context.last_output }}", "{{ steps.a.status }}", "{{ steps.a.error.code }}"]),
+                "end",
+            ],
             ["start>a", "a>b", "b>end"],
         )
         result = run(workflow)
@@ -176,7 +200,13 @@ class TestOnError:
 
     def test_route_takes_only_the_error_edges(self):
         workflow = graph(
-            ["start", failing("a", on_error="route"), "fine", node("mend", "{{ steps.a.error.message }}"), "end"],
+            [
+                "start",
+                failing("a", on_error="route"),
+                "fine",
+                node("mend", "{{ steps.a.error.message }}"),
+                "end",
+            ],
             ["start>a", "a>fine", "a:error>mend", "fine>end", "mend>end"],
         )
         result = run(workflow)
@@ -194,12 +224,18 @@ class TestOnError:
 
     def test_a_failure_before_the_body_is_handled_too(self):
         bad = node("a", "{{ input.nope }}", on_error="route")
-        workflow = graph(["start", bad, "fine", node("mend", "{{ steps.a.error.domain }}"), "end"], ["start>a", "a>fine", "a:error>mend", "fine>end", "mend>end"])
+        workflow = graph(
+            ["start", bad, "fine", node("mend", "{{ steps.a.error.domain }}"), "end"],
+            ["start>a", "a>fine", "a:error>mend", "fine>end", "mend>end"],
+        )
         assert run(workflow).run.output == "expression"
 
     def test_a_delay_that_is_no_number_is_handled_too(self):
         bad = {"id": "a", "type": "delay", "config": {"seconds": "{{ input.v }}"}, "on_error": "route"}
-        workflow = graph(["start", bad, "fine", "mend", "end"], ["start>a", "a>fine", "a:error>mend", "fine>end", "mend>end"])
+        workflow = graph(
+            ["start", bad, "fine", "mend", "end"],
+            ["start>a", "a>fine", "a:error>mend", "fine>end", "mend>end"],
+        )
         assert run(workflow, {"v": "soon"}).run.output == "mend"
 
     def test_a_handled_failure_whose_set_needs_the_output_keeps_its_own_error(self):
@@ -234,7 +270,10 @@ def test_an_unhandled_failure_ends_the_run_at_once_and_a_sibling_finishes(tmp_pa
             },
         }
         project.publish(
-            graph(["start", failing("bad"), slow, "after", "end"], ["start>bad", "start>slow", "slow>after", "bad>end", "after>end"])
+            graph(
+                ["start", failing("bad"), slow, "after", "end"],
+                ["start>bad", "start>slow", "slow>after", "bad>end", "after>end"],
+            )
         )
         result = project.execute("routing", {"url": sqlite_url})
         run_row, steps = project.run_row(result.run_id), project.steps(result.run_id)

@@ -224,11 +224,11 @@ def test_binding_again(store: Store, journal: Journal):
 
 
 def test_a_pending_run_starts_when_its_dagster_run_does(store: Store):
-    run(store.journal.bind_run(a_run(status=RunStatus.PENDING, started_at=None, queued_at=NOON), "run-1"))
+    pending = a_run(status=RunStatus.PENDING, started_at=None, queued_at=NOON)
+    assert run(store.journal.bind_run(pending, "run-1")).status is RunStatus.PENDING
     begun = run(store.journal.bind_run(a_run(started_at=at(3)), "run-1"))
-    assert begun.status is RunStatus.PENDING  # the same Dagster run: nothing new
-    begun = run(store.journal.bind_run(a_run(started_at=at(3)), "run-1b"))
-    assert (begun.status, begun.started_at) == (RunStatus.RUNNING, at(3))
+    assert (begun.status, begun.started_at, begun.queued_at) == (RunStatus.RUNNING, at(3), NOON)
+    assert run(store.journal.bind_run(pending, "run-1")) == begun
 
 
 def test_a_run_waits_and_goes_on(store: Store, journal: Journal):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -195,13 +196,18 @@ def test_a_thousand_live_jobs_are_listed_quickly(store: Store, database_url: str
             ],
         )
     database.close()
-    durations = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        live = store.publications.live("default")
-        durations.append(time.perf_counter() - begun)
+
+    def quickest(call: Callable[[], Any]) -> float:
+        durations = []
+        for _ in range(10):
+            begun = time.perf_counter()
+            call()
+            durations.append(time.perf_counter() - begun)
+        return min(durations)
+
+    live = store.publications.live("default")
     assert len(live) == 1000
-    assert min(durations) < 0.1
-    begun = time.perf_counter()
     assert store.publications.newest_id("default") == max(job.publication_id for job in live)
-    assert time.perf_counter() - begun < 0.05
+    assert quickest(lambda: store.publications.live("default")) < 0.1
+    assert quickest(lambda: store.publications.newest_id("default")) < 0.02
+    assert quickest(lambda: store.publications.live_one("default", "workflow", "flow7")) < 0.02

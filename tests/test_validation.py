@@ -243,7 +243,9 @@ def test_a_right_document_has_no_problem(document: Json) -> None:
 def test_one_mistake_is_one_problem_at_its_place(code: str, path: str, document: Json) -> None:
     result = validate_document(document)
     # A field that this release does nothing about is told beside whatever is wrong in it.
-    assert [(p.code, p.path) for p in result.problems if p.code != "not-in-effect" or code == p.code] == [(code, path)]
+    assert [(p.code, p.path) for p in result.problems if p.code != "not-in-effect" or code == p.code] == [
+        (code, path)
+    ]
     problem = result.problems[0]
     assert problem.severity == RULES[code].severity
     assert (result.document is None) == (problem.severity == "error")
@@ -604,7 +606,7 @@ def test_every_rule_stands_in_the_table_and_is_tested() -> None:
         "node-id-invalid", "node-id-collision", "node-unreachable", "branch-no-default", "input-undeclared",
         "timeout-missing", "secret-unconfigured", "side-effect-ungated", "mapping-missing", "mapping-unknown",
         "mapping-mismatch", "document-duplicate", "job-name-collision", "reference-missing", "reference-inactive",
-        "reference-conflict", "reference-cycle",
+        "reference-conflict", "reference-cycle", "too-many-for-max-steps",
     }  # fmt: skip
     assert {code for code, _, _ in CASES} | elsewhere == set(RULES)
 
@@ -616,6 +618,7 @@ def chain(length: int) -> dict[str, Json]:
     return {
         "kind": "workflow",
         "slug": "chain",
+        "settings": {"max_steps": length},
         "nodes": [
             {"id": "start", "type": "start"},
             *(
@@ -626,6 +629,11 @@ def chain(length: int) -> dict[str, Json]:
         ],
         "edges": [{"source": a, "target": b} for a, b in pairwise(ids)],
     }
+
+
+def test_more_nodes_than_may_run_are_a_warning() -> None:
+    assert found(without(chain(51), "settings")) == [("too-many-for-max-steps", "settings.max_steps")]
+    assert found(without(chain(50), "settings")) == []
 
 
 def test_the_longest_chain_is_checked() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext
 from workflow_functions import note  # noqa: F401 - the functions must be importable where a project is used
 
 from agentmesh_dagster.orchestration.host import AgentMesh
@@ -29,7 +30,9 @@ WORKSPACE = "load_from: [{{python_file: {{relative_path: definitions/code_locati
 class Project:
     """Publishes documents and runs them through Dagster on a persistent instance."""
 
-    def __init__(self, folder: Path, database_url: str, instance: dg.DagsterInstance, lease_s: float = 60.0) -> None:
+    def __init__(
+        self, folder: Path, database_url: str, instance: dg.DagsterInstance, lease_s: float = 60.0
+    ) -> None:
         self.folder = folder
         self.instance = instance
         self.agentmesh = AgentMesh(
@@ -42,7 +45,11 @@ class Project:
         return self.agentmesh.store()
 
     def publish(self, *documents):
-        """Publishes, and writes a fresh code location: Dagster keeps one that it has loaded."""
+        """Publishes, and writes a fresh code location: Dagster keeps one that it has loaded.
+
+        And what it handed over to a run stays in the process: cleared, as a new process would find it.
+        """
+        DefinitionsLoadContext._instance = None
         published = publish_documents(self.store, list(documents))
         self._locations += 1
         text = CODE_LOCATION.format(url=self.agentmesh.database_url, lease_s=self.agentmesh.lease_s)

@@ -35,7 +35,8 @@ def copy(cli: CliContext, kind: str, slug: str, new: str, as_json: bool) -> None
 def delete(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
     """Delete a definition; its runs stay.
 
-    It is archived, with its versions. Refused while something published refers to it. Importing the document again brings it back.
+    It is archived, with its versions. Refused while something published refers to it. Importing the document
+    again brings it back.
     """
     catalog = cli.store().catalog
     was_live = catalog.get(cli.project, kind, slug).published_version is not None

@@ -38,8 +38,9 @@ _paths = click.argument(
 def import_(cli: CliContext, paths: tuple[Path, ...], publish: bool, message: str, as_json: bool) -> None:
     """Store the documents of files and folders.
 
-    Each becomes a new version; all are stored, or none. A document that equals its newest version makes no new one. Documents may refer to each other in any
-    order. Folders are searched for .yaml, .yml and .json files.
+    Each becomes a new version; all are stored, or none. A document that equals its newest version makes no
+    new one. Documents may refer to each other in any order. Folders are searched for .yaml, .yml and .json
+    files.
     """
     stored = cli.authoring().import_paths(paths, publish=publish, message=message)
     if not as_json:
@@ -125,7 +126,8 @@ def export(
 def validate(cli: CliContext, paths: tuple[Path, ...], as_json: bool) -> None:
     """Check documents, and print every problem.
 
-    Each problem with its place and what to do. Nothing is stored. Exits with 1 when there are errors; warnings never block.
+    Each problem with its place and what to do. Nothing is stored. Exits with 1 when there are errors;
+    warnings never block.
     """
     report = cli.authoring().check(paths)
     if as_json:

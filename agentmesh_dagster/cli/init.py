@@ -29,7 +29,7 @@ def init(folder: Path, postgres: bool, as_json: bool) -> None:
     click.echo(f"wrote {len(paths)} files to {folder}. Next:")
     click.echo(f"  cd {folder}")
     if postgres:
-        click.echo("  export DAGSTER_POSTGRES_URL=postgresql://USER:PASSWORD@HOST/dagster")
+        click.echo("  export DAGSTER_POSTGRES_URL=postgresql+psycopg2://USER:PASSWORD@HOST/dagster")
         click.echo("  export AGENTMESH_DATABASE_URL=postgresql://USER:PASSWORD@HOST/agentmesh")
         click.echo("  agentmesh db upgrade")
     click.echo("  agentmesh import workflows --publish")

@@ -14,7 +14,8 @@ from agentmesh_dagster.cli.context import CliContext, example, json_option, pass
 def project() -> None:
     """Make projects, and list them.
 
-    A project is a namespace for definitions and runs. `agentmesh --project NAME ...`, or AGENTMESH_PROJECT, works on one.
+    A project is a namespace for definitions and runs. `agentmesh --project NAME ...`, or AGENTMESH_PROJECT,
+    works on one.
     """
 
 

@@ -29,8 +29,8 @@ from agentmesh_dagster.records import Json, Publication
 def publish(cli: CliContext, kind: str, slug: str, version: int | None, message: str, as_json: bool) -> None:
     """Make a version live.
 
-    With all that it refers to. A published workflow is a Dagster job. Runs that have started keep the version that they started with. With AGENTMESH_DAGSTER_URL set, the
-    webserver there is told to reload.
+    With all that it refers to. A published workflow is a Dagster job. Runs that have started keep the version
+    that they started with. With AGENTMESH_DAGSTER_URL set, the webserver there is told to reload.
     """
     published = cli.authoring().publish(kind, slug, version=version, message=message)
     if not as_json:

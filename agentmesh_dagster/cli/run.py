@@ -49,7 +49,8 @@ def run(
 ) -> None:
     """Run a published workflow on this machine.
 
-    Through Dagster: waits for its end and shows the steps. Exits with 0 when the run succeeded, 1 when it failed or was canceled.
+    Through Dagster: waits for its end and shows the steps. Exits with 0 when the run succeeded, 1 when it failed
+    or was canceled.
     """
     value = read_json_option(input_text, "--input")
     publication = _published(cli, kind, slug)
@@ -62,7 +63,7 @@ def run(
 def report_result(cli: CliContext, result: LocalRun, *, as_json: bool) -> None:
     """Prints a run with its steps; exits with 1 when it failed or was canceled."""
     run = result.run
-    if run is None:  # made sure of by `_execute`
+    if run is None:  # made sure of by `_started`
         raise _NeverStarted(f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status}")
     steps = cli.store().runs.steps(run.id)
     if as_json:
@@ -134,7 +135,7 @@ def _run_here(
 
     job = pinned_job(cli.root, publication)
     all_tags = {TAG_SOURCE: RunSource.CLI.value, "user": actor(), **tags}
-    with _instance(cli) as instance, _Progress(cli.store(), publication, enabled=show):
+    with open_dagster(cli) as instance, _Progress(cli.store(), publication, enabled=show):
         result = run_here(AgentMesh.of_project(cli.root), job, value, instance=instance, tags=all_tags)
         return _started(result, instance)
 
@@ -147,7 +148,7 @@ def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
 
     store = cli.store()
     publication = store.publications.get(run.publication)
-    with _instance(cli) as instance:
+    with open_dagster(cli) as instance:
         run = check_retryable(store, instance, run)
         job = pinned_job(cli.root, publication)
         with _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json)):
@@ -155,11 +156,31 @@ def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
         return _started(result, instance)
 
 
-def _instance(cli: CliContext) -> dg.DagsterInstance:
+def open_dagster(cli: CliContext) -> dg.DagsterInstance:
+    """The project's Dagster instance.
+
+    Raises:
+        AgentMeshError: Its `dagster.yaml` is wrong, or its storage cannot be reached (code `dagster-instance`).
+    """
     from agentmesh_dagster.orchestration.local_run import open_instance
     from agentmesh_dagster.settings import dagster_home
 
-    return open_instance(dagster_home(cli.root))
+    home = dagster_home(cli.root)
+    try:
+        return open_instance(home)
+    except OSError:
+        raise
+    except Exception as error:  # whatever Dagster's configured storage, launcher and loggers raise
+        reason = " ".join(str(error).split())[:300]
+        raise _DagsterUnusable(
+            f"Dagster cannot work with {str(home / 'dagster.yaml')!r}: {type(error).__name__}: {reason}"
+        ) from error
+
+
+class _DagsterUnusable(AgentMeshError):
+    category = "system"
+    domain = "orchestration"
+    default_code = "dagster-instance"
 
 
 def _started(result: LocalRun, instance: dg.DagsterInstance) -> LocalRun:

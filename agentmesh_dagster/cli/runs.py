@@ -33,7 +33,7 @@ from agentmesh_dagster.errors import DefinitionError, NotFound, RunRefused
 from agentmesh_dagster.records import Event, Json, Run, RunStatus
 
 _SHORTEST_PREFIX = 6
-_SEARCHED_RUNS = 1000
+_SHOWN_RUNS = 5
 _FOLLOW_POLL_S = 0.25
 
 _run_argument = click.argument("run_id", metavar="RUN")
@@ -195,17 +195,17 @@ def _print_event(event: Event, *, as_json: bool) -> None:
 def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
     """Cancel a run.
 
-    Dagster is asked to terminate it, through AGENTMESH_DAGSTER_URL where that is set. A run that no worker is left for is set to canceled at once. One that another `agentmesh run` executes is
-    canceled with Ctrl-C there.
+    Dagster is asked to terminate it, through AGENTMESH_DAGSTER_URL where that is set. A run that no worker is
+    left for is set to canceled at once. One that another `agentmesh run` executes is canceled with Ctrl-C
+    there.
     """
     run = _find(cli, run_id)
     if run.status.is_final:
         raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
+    from agentmesh_dagster.cli.run import open_dagster
     from agentmesh_dagster.orchestration.cancellation import cancel_run
-    from agentmesh_dagster.orchestration.local_run import open_instance
-    from agentmesh_dagster.settings import dagster_home
 
-    with open_instance(dagster_home(cli.root)) as instance:
+    with open_dagster(cli) as instance:
         done = cancel_run(
             cli.store(), instance, run, by=actor(), webserver=os.environ.get(ENV_DAGSTER_URL) or None
         )
@@ -226,8 +226,8 @@ def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
 def retry(cli: CliContext, run_id: str, as_json: bool) -> None:
     """Go on with a failed or canceled run.
 
-    On this machine, with the version that it started with. Finished steps are not done again: their outputs come from the journal. Exits with 0 when the run succeeded,
-    1 when it failed again.
+    On this machine, with the version that it started with. Finished steps are not done again: their outputs
+    come from the journal. Exits with 0 when the run succeeded, 1 when it failed again.
     """
     run = _find(cli, run_id)
     if run.status in (RunStatus.SUCCEEDED, RunStatus.WAITING):
@@ -255,8 +255,8 @@ def retry(cli: CliContext, run_id: str, as_json: bool) -> None:
 def resume(cli: CliContext, run_id: str, as_json: bool) -> None:
     """Go on with a waiting run.
 
-    No node of this release waits between Dagster runs, so there is never anything to resume; failed and canceled
-    runs go on with `agentmesh runs retry`.
+    No node of this release waits between Dagster runs, so there is never anything to resume; failed and
+    canceled runs go on with `agentmesh runs retry`.
     """
     run = _find(cli, run_id)
     if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
@@ -281,15 +281,13 @@ def _find(cli: CliContext, wanted: str) -> Run:
     except NotFound:
         if len(wanted) < _SHORTEST_PREFIX:
             raise
-        begin_so = [
-            run for run in reader.list(cli.project, limit=_SEARCHED_RUNS) if run.id.startswith(wanted)
-        ]
+        begin_so = reader.with_prefix(cli.project, wanted, limit=_SHOWN_RUNS)
         if not begin_so:
             raise
         if len(begin_so) > 1:
-            ids = ", ".join(run.id for run in begin_so[:5])
+            ids = ", ".join(run.id for run in begin_so)
             raise DefinitionError(
-                f"{len(begin_so)} runs begin with {wanted!r}: {ids}; write more of the id",
+                f"several runs begin with {wanted!r}: {ids}; write more of the id",
                 code="ambiguous-run",
                 context={"runs": [run.id for run in begin_so]},
             ) from None

@@ -11,10 +11,8 @@ import dagster as dg
 from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import TAG_STATUS
 from agentmesh_dagster.errors import RunRefused
-from agentmesh_dagster.orchestration.reconcile import lease_of, reconcile_run
 from agentmesh_dagster.orchestration.webserver import query
 from agentmesh_dagster.records import Event, Run, RunStatus
-from agentmesh_dagster.store.audit import write_audit
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
@@ -81,14 +79,13 @@ def cancel_run(
     if run.status.is_final:
         raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
     is_asked = _terminate(store, instance, run, webserver, clock)
-    _write_audit(store, run, by, clock)
+    store.audit.add(run.project, "cancel", actor=by, entity=f"run/{run.id}", version=run.version)
     deadline = time.monotonic() + wait_s
     while _is_at_work(store, run, clock) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     stands = store.runs.get(run.id)
     if not stands.status.is_final and not _is_at_work(store, run, clock):
-        reconcile_run(store, instance, stands, lease_of(store, run), clock)
-        _set_canceled(store, instance, run, by, clock)
+        _set_canceled(store, instance, stands, by, clock)
         stands = store.runs.get(run.id)
     return Cancellation(run=stands, is_asked=is_asked)
 
@@ -101,25 +98,23 @@ def _terminate(
     dagster_run = instance.get_run_by_id(last) if last is not None else None
     if last is None or (dagster_run is not None and dagster_run.is_finished):
         return False
-    if webserver is not None:
+    # A run that a process executes by itself, as `agentmesh run` does, was launched by nobody.
+    is_launched = dagster_run is None or dagster_run.remote_job_origin is not None
+    if not is_launched:
+        reason = f"Dagster run {last} executes in a process of its own, as `agentmesh run` does: press Ctrl-C there"
+    elif webserver is not None:
         answer = query(webserver, _TERMINATE, {"run": last})["terminateRun"]
         if answer["__typename"] == "TerminateRunSuccess":
             return True
         reason = f"the webserver at {webserver} did not terminate Dagster run {last}: {answer.get('message')}"
-        is_launched = True
     elif dagster_run is None:
         reason = f"its Dagster run {last} is not in this Dagster instance; set DAGSTER_HOME to the one that runs it"
-        is_launched = False
     else:
-        # A run that a process executes by itself, as `agentmesh run` does, was launched by nobody.
-        is_launched = dagster_run.remote_job_origin is not None
-        if is_launched and instance.run_coordinator.cancel_run(last):
+        if instance.run_coordinator.cancel_run(last):
             return True
         reason = (
             f"Dagster run {last} could not be terminated from here; terminate it in the Dagster UI, or set "
             "AGENTMESH_DAGSTER_URL to its webserver"
-            if is_launched
-            else f"Dagster run {last} executes in a process of its own, as `agentmesh run` does: press Ctrl-C there"
         )
     if _is_at_work(store, run, clock):
         raise CannotReach(f"run {run.id!r} is at work: {reason}", context={"dagster_run_id": last})
@@ -129,7 +124,7 @@ def _terminate(
 def _is_at_work(store: Store, run: Run, clock: Clock) -> bool:
     if store.runs.get(run.id).status.is_final:
         return False
-    lease = lease_of(store, run)
+    lease = store.runs.lease(run.id)
     return lease is not None and lease.expires_at > clock.now()
 
 
@@ -149,11 +144,3 @@ def _set_canceled(store: Store, instance: dg.DagsterInstance, run: Run, by: str,
         if not dagster_run.is_finished:
             instance.report_run_canceled(dagster_run, "Canceled; no worker was at work on it.")
         instance.add_run_tags(dagster_run.run_id, {TAG_STATUS: RunStatus.CANCELED.value})
-
-
-def _write_audit(store: Store, run: Run, by: str, clock: Clock) -> None:
-    database = store._database  # pyright: ignore[reportPrivateUsage] - the audit log offers reading alone
-    with database.write() as connection:
-        write_audit(
-            connection, clock, run.project, "cancel", actor=by, entity=f"run/{run.id}", version=run.version
-        )

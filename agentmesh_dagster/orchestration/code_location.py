@@ -16,9 +16,9 @@ from agentmesh_dagster.compiler.job import build_job
 from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.constants import METADATA_PUBLICATION
 from agentmesh_dagster.errors import DefinitionError
-from agentmesh_dagster.orchestration.location_internals import handed_metadata, with_metadata
 from agentmesh_dagster.orchestration.executor import agentmesh_executor
 from agentmesh_dagster.orchestration.host import AgentMesh
+from agentmesh_dagster.orchestration.location_internals import handed_metadata, with_metadata
 from agentmesh_dagster.records import LiveJob, Publication
 from agentmesh_dagster.runtime.registry import node_types
 from agentmesh_dagster.specs.names import job_name
@@ -79,7 +79,7 @@ def build_code_location(
             )
         found[job.name] = job
 
-    @dg.repository(name=name)
+    @dg.repository(name=name)  # pyright: ignore[reportUnknownMemberType] - Dagster leaves a type argument open
     def location() -> dict[str, Any]:
         return {
             "jobs": found,

@@ -13,12 +13,12 @@ from agentmesh_dagster.constants import METADATA_PUBLICATION
 from agentmesh_dagster.errors import DefinitionError, RunRefused
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.local_run import LocalRun, code_location_file, reconstructable_job
-from agentmesh_dagster.orchestration.reconcile import lease_of, reconcile_run
-from agentmesh_dagster.records import Publication, Run, RunStatus
+from agentmesh_dagster.orchestration.location_internals import hand_over
+from agentmesh_dagster.orchestration.reconcile import reconcile_run
+from agentmesh_dagster.records import Json, Publication, Run, RunStatus
 
 if TYPE_CHECKING:
-    from dagster._core.definitions.reconstruct import ReconstructableJob
-
+    from agentmesh_dagster.orchestration.location_internals import ReconstructableJob
     from agentmesh_dagster.store import Store
 
 _RETRYABLE: Final = (RunStatus.FAILED, RunStatus.CANCELED)
@@ -47,9 +47,13 @@ def pinned_job(root: Path, publication: Publication) -> ReconstructableJob:
         DefinitionError: The code location cannot be loaded, or does not offer the job (code `job-unloadable`).
     """
     try:
-        job = reconstructable_job(root, publication.id, publication.slug)
-        if code_location_file(root) is not None:
-            job = _at_publication(job, publication.id)
+        if code_location_file(root) is None:
+            job = reconstructable_job(root, publication.id, publication.slug)
+        else:
+            # As a code server hands it to its run workers: here, where the file is loaded now, and to step processes.
+            load_data = hand_over({METADATA_PUBLICATION: str(publication.id)})
+            job = reconstructable_job(root, publication.id, publication.slug)
+            job = job.with_repository_load_data(load_data)
         job.get_definition()
     except DefinitionError:
         raise
@@ -64,15 +68,6 @@ def pinned_job(root: Path, publication: Publication) -> ReconstructableJob:
     return job
 
 
-def _at_publication(job: ReconstructableJob, number: int) -> ReconstructableJob:
-    from dagster._core.definitions.metadata.metadata_value import CodeLocationReconstructionMetadataValue
-    from dagster._core.definitions.repository_definition import RepositoryLoadData
-
-    # As a code server hands it to its run workers.
-    handed = {METADATA_PUBLICATION: CodeLocationReconstructionMetadataValue(str(number))}
-    return job.with_repository_load_data(RepositoryLoadData(reconstruction_metadata=handed))
-
-
 def check_retryable(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock | None = None) -> Run:
     """Sees whether a run may be continued now, and puts right what a killed worker left behind.
 
@@ -85,7 +80,7 @@ def check_retryable(store: Store, instance: dg.DagsterInstance, run: Run, clock:
     """
     clock = clock or SystemClock()
     if not run.status.is_final:
-        lease = lease_of(store, run)
+        lease = store.runs.lease(run.id)
         if reconcile_run(store, instance, run, lease, clock) is not None:
             run = store.runs.get(run.id)
         elif lease is not None and lease.expires_at > clock.now():
@@ -126,6 +121,9 @@ def continue_here(
         run: See `check_retryable`.
         instance: Holds the run's last Dagster run, whose config and tags are handed on.
         by: Who asks for it.
+
+    Raises:
+        RunRefused: The Dagster run ended before it could go on (code `not-continued`).
     """
     parent_id = run.dagster_run_ids[-1]
     parent = instance.get_run_by_id(parent_id)
@@ -146,13 +144,21 @@ def continue_here(
     store = agentmesh.store()
     stands = store.runs.get(run.id)
     if result.run_id in stands.dagster_run_ids and not stands.status.is_final:
-        reconcile_run(store, instance, stands, lease_of(store, stands), SystemClock())
+        reconcile_run(store, instance, stands, store.runs.lease(stands.id), SystemClock())
         stands = store.runs.get(run.id)
+    error: dict[str, Json] = stands.error or {}
+    if result.run_id not in stands.dagster_run_ids or error.get("code") == "worker-lost":
+        reason = first_failure(instance, result.run_id) or "its Dagster run ended early"
+        raise RunRefused(
+            f"run {run.id!r} could not go on: {reason}",
+            code="not-continued",
+            context={"dagster_run_id": result.run_id},
+        )
     ended = instance.get_run_by_id(result.run_id)
     return LocalRun(
         dagster_run_id=result.run_id,
         dagster_status=ended.status.value if ended else "UNKNOWN",
-        run=stands if result.run_id in stands.dagster_run_ids else None,
+        run=stands,
     )
 
 

@@ -14,7 +14,7 @@ from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.orchestration.code_location import build_published_job, named_executors
 from agentmesh_dagster.orchestration.host import AgentMesh
-from agentmesh_dagster.orchestration.reconcile import find_run, lease_of, reconcile_run
+from agentmesh_dagster.orchestration.reconcile import find_run, reconcile_run
 from agentmesh_dagster.records import Json, Run
 from agentmesh_dagster.scaffold import write_dagster_yaml
 from agentmesh_dagster.settings import WORKSPACE_FILE
@@ -101,7 +101,7 @@ def run_here(
     store = agentmesh.store()
     run = find_run(store, result.run_id)
     if run is not None and not run.status.is_final:
-        reconcile_run(store, instance, run, lease_of(store, run), SystemClock())
+        reconcile_run(store, instance, run, store.runs.lease(run.id), SystemClock())
         run = store.runs.get(run.id)
     dagster_run = instance.get_run_by_id(result.run_id)
     status = dagster_run.status.value if dagster_run else "UNKNOWN"

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import dagster as dg
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
+from dagster._core.definitions.metadata.metadata_value import CodeLocationReconstructionMetadataValue
 from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
+from dagster._core.definitions.repository_definition import RepositoryLoadData
 from dagster._core.workspace.autodiscovery import loadable_targets_from_python_file
 
-
-__all__ = ["ReconstructableJob", "handed_metadata", "reconstructable_from_file", "with_metadata"]
+__all__ = ["ReconstructableJob", "hand_over", "handed_metadata", "reconstructable_from_file", "with_metadata"]
 
 
 def handed_metadata(key: str) -> str | None:
@@ -23,6 +24,23 @@ def handed_metadata(key: str) -> str | None:
         return None
     value = context.reconstruction_metadata.get(key)
     return None if value is None else str(value)
+
+
+def hand_over(metadata: dict[str, str]) -> RepositoryLoadData:
+    """Lets the code locations that this process loads from now on get reconstruction metadata, as run workers do.
+
+    Returns:
+        The same for a `ReconstructableJob`, which hands it on to step processes.
+    """
+    load_data = RepositoryLoadData(
+        reconstruction_metadata={
+            key: CodeLocationReconstructionMetadataValue(value) for key, value in metadata.items()
+        }
+    )
+    DefinitionsLoadContext.set(
+        DefinitionsLoadContext(load_type=DefinitionsLoadType.RECONSTRUCTION, repository_load_data=load_data)
+    )
+    return load_data
 
 
 def with_metadata(repository: dg.RepositoryDefinition, metadata: dict[str, str]) -> dg.RepositoryDefinition:

@@ -7,6 +7,8 @@ run out while Dagster calls it started is reported to Dagster as failed (or canc
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -47,7 +49,7 @@ class Correction:
 def reconcile(
     store: Store, instance: dg.DagsterInstance, project: str, clock: Clock | None = None
 ) -> list[Correction]:
-    """Puts right what can be seen to be wrong among the unfinished runs of a project.
+    """Puts right what can be seen to be wrong among the runs of a project that are unfinished or were left behind.
 
     Safe to run anywhere and at once: each row moves by compare-and-set, and each Dagster run is reported once.
     """
@@ -55,6 +57,10 @@ def reconcile(
     found: list[Correction] = []
     for unfinished in store.runs.unfinished(project):
         correction = reconcile_run(store, instance, unfinished.run, unfinished.lease, clock)
+        if correction is not None:
+            found.append(correction)
+    for abandoned in store.runs.abandoned(project, clock.now()):
+        correction = _tell_dagster_the_end(store, instance, abandoned.run, clock)
         if correction is not None:
             found.append(correction)
     return found
@@ -99,24 +105,18 @@ def _take_over_end(
             return None
         status = RunStatus.FAILED
     reason = f"Dagster run ended as {dagster_run.status.value}"
-    return _correct(store, run, status, reason, clock, instance)
+    correction = _correct(store, run, status, reason, clock, instance)
+    if lease is not None and lease.dagster_run_id == dagster_run.run_id:
+        # Its worker has ended with it: a retry need not wait until the lease has run out.
+        store.runs.release_lease(lease)
+    return correction
 
 
 def _end_lost_worker(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock) -> Correction | None:
-    """Reports a run whose lease has run out.
-
-    Whoever does it takes the lease first: of several reconcilers one reports, a worker that was only slow keeps its
-    run, and a reconciler that dies half-way leaves a lease that runs out again.
-    """
-    holder = f"reconciler/{clock.new_id()}"
-    now = clock.now()
-    journal = store.journal
-    until = now + timedelta(seconds=_REPORTING_S)
-    if not run_on_loop(journal.renew_lease(run.id, holder, now=now, until=until)):
-        return None
-    try:
-        dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1])
-        if dagster_run is None or dagster_run.status not in _AT_WORK:
+    """Reports a run whose lease has run out before its end."""
+    with _taken_lease(store, run, clock) as is_taken:
+        dagster_run = _still_at_work(instance, run) if is_taken else None
+        if dagster_run is None:
             return None
         if dagster_run.status is dg.DagsterRunStatus.CANCELING:
             instance.report_run_canceled(dagster_run, _LOST)
@@ -125,8 +125,56 @@ def _end_lost_worker(store: Store, instance: dg.DagsterInstance, run: Run, clock
             )
         instance.report_run_failed(dagster_run, _LOST)
         return _correct(store, run, RunStatus.FAILED, "its worker died", clock, instance)
+
+
+def _tell_dagster_the_end(
+    store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock
+) -> Correction | None:
+    """Reports a run that has written its own end, and whose worker died before Dagster heard of it."""
+    with _taken_lease(store, run, clock) as is_taken:
+        dagster_run = _still_at_work(instance, run) if is_taken else None
+        if dagster_run is None:
+            return None
+        message = f"The run had ended as {run.status.value} when its worker was killed."
+        if run.status is RunStatus.SUCCEEDED:
+            event = dg.DagsterEvent(
+                event_type_value=dg.DagsterEventType.RUN_SUCCESS.value,
+                job_name=dagster_run.job_name,
+                message=message,
+            )
+            instance.report_dagster_event(event, dagster_run.run_id)
+        elif run.status is RunStatus.CANCELED:
+            instance.report_run_canceled(dagster_run, message)
+        else:
+            instance.report_run_failed(dagster_run, message)
+        instance.add_run_tags(dagster_run.run_id, {TAG_STATUS: run.status.value})
+        return Correction(
+            run_id=run.id, status=run.status, reason="its worker died before Dagster heard of its end"
+        )
+
+
+@contextmanager
+def _taken_lease(store: Store, run: Run, clock: Clock) -> Generator[bool]:
+    """Takes a lease that has run out, and gives it back: whoever holds it may report the run.
+
+    So of several reconcilers one reports, a worker that was only slow keeps its run, and a reconciler that dies
+    half-way leaves a lease that runs out again.
+    """
+    holder = f"reconciler/{clock.new_id()}"
+    now = clock.now()
+    until = now + timedelta(seconds=_REPORTING_S)
+    if not run_on_loop(store.journal.renew_lease(run.id, holder, now=now, until=until)):
+        yield False
+        return
+    try:
+        yield True
     finally:
-        run_on_loop(journal.release_lease(run.id, holder))
+        run_on_loop(store.journal.release_lease(run.id, holder))
+
+
+def _still_at_work(instance: dg.DagsterInstance, run: Run) -> dg.DagsterRun | None:
+    dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1]) if run.dagster_run_ids else None
+    return dagster_run if dagster_run is not None and dagster_run.status in _AT_WORK else None
 
 
 def _is_silent(store: Store, run: Run, lease: Lease | None, now: datetime) -> bool:
@@ -149,8 +197,8 @@ def find_run(store: Store, dagster_run_id: str) -> Run | None:
 
 
 def lease_of(store: Store, run: Run) -> Lease | None:
-    """The lease on an unfinished run."""
-    return next((found.lease for found in store.runs.unfinished(run.project) if found.run.id == run.id), None)
+    """The lease on a run."""
+    return store.runs.lease(run.id)
 
 
 def _correct(

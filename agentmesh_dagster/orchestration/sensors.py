@@ -6,7 +6,7 @@ import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.orchestration.host import AgentMesh
-from agentmesh_dagster.orchestration.reconcile import find_run, lease_of, reconcile, reconcile_run
+from agentmesh_dagster.orchestration.reconcile import find_run, reconcile, reconcile_run
 
 
 def build_run_status_sensors(
@@ -25,13 +25,13 @@ def build_run_status_sensors(
                 return dg.SkipReason("not a run of AgentMesh")
             if run.status.is_final or run.dagster_run_ids[-1] != context.dagster_run.run_id:
                 return dg.SkipReason(f"run {run.id} has written its own end")
-            lease = lease_of(agentmesh.store(), run)
+            lease = agentmesh.store().runs.lease(run.id)
             correction = reconcile_run(agentmesh.store(), context.instance, run, lease, SystemClock())
             return dg.SkipReason(
                 f"run {run.id}: {correction.reason if correction else 'nothing to put right'}"
             )
 
-        return dg.run_status_sensor(
+        return dg.run_status_sensor(  # pyright: ignore[reportUnknownMemberType] - Dagster types its metadata in part
             run_status=status,
             name=name,
             minimum_interval_seconds=minimum_interval_s,
@@ -48,7 +48,7 @@ def build_run_status_sensors(
 def build_reconciler_sensor(agentmesh: AgentMesh, *, minimum_interval_s: int = 15) -> dg.SensorDefinition:
     """A sensor that compares unfinished runs with Dagster, and reports runs whose worker was killed."""
 
-    @dg.sensor(
+    @dg.sensor(  # pyright: ignore[reportUnknownMemberType] - Dagster types its metadata in part
         name="agentmesh_reconciler",
         minimum_interval_seconds=minimum_interval_s,
         description="Finds runs whose worker died (lease run out) and puts their rows and Dagster's status right.",

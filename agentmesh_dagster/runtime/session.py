@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.records import Event, Json, Run, RunSource, RunStatus, Step, StepStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.journalled import error_json
@@ -15,6 +16,9 @@ from agentmesh_dagster.runtime.scope import Scope
 from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.specs.documents import WorkflowSpec
 from agentmesh_dagster.specs.schema import fill_and_coerce
+
+HANDOVER_S = 15.0
+"""How long a lease outlives a process that did not end the run: more than step processes need to follow each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +60,20 @@ class RunSession:
     Rows are cached: a finished row never changes, and unfinished ones are asked for again.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        run: Run,
-        pinned: Pinned,
-        dagster_run_id: str,
-        rows: Mapping[str, Step],
-    ) -> None:
+    def __init__(self, environment: Environment, run: Run, pinned: Pinned, dagster_run_id: str) -> None:
         self.environment = environment
         self.run = run
         self.pinned = pinned
         self.dagster_run_id = dagster_run_id
         self.scope = Scope.of(pinned.workflow)
-        self._rows: dict[str, Step] = dict(rows)
+        self._rows: dict[str, Step] = {}
         self._lease: asyncio.Task[None] | None = None
         self.ended: RunStatus | None = None
         """How this process ended the run, once it did."""
+
+    async def load(self) -> None:
+        """Reads all rows that earlier Dagster runs and other processes have written."""
+        self._rows = await self.environment.journal.steps(self.run.id)
 
     async def row(self, key: str) -> Step | None:
         """The row under a key, from the cache; what another process writes is not of this process's steps."""
@@ -140,13 +141,13 @@ class RunSession:
         if moved:
             self.ended = status
 
-    async def start_lease(self) -> None:
+    async def take_lease(self) -> None:
         """Takes the run's lease and keeps it until `close`.
 
         Raises:
             RunRefused: Another Dagster run works on the run (code `lease-held`).
         """
-        if not await self._renew():
+        if not await self._renew(self.environment.lease_s):
             raise RunRefused(
                 f"another Dagster run is working on run {self.run.id!r}; this one ends here, and nothing was done "
                 "twice",
@@ -155,24 +156,38 @@ class RunSession:
         self._lease = asyncio.get_running_loop().create_task(self._keep_lease())
 
     async def close(self) -> None:
-        """Stops renewing the lease and gives it back."""
+        """Stops renewing the lease; gives it back where this process ended the run.
+
+        Otherwise other step processes of the same Dagster run may be at work, now or in a moment: the lease is left to
+        run out soon, unless they renew it.
+        """
         if self._lease is not None:
             self._lease.cancel()
             await asyncio.gather(self._lease, return_exceptions=True)
             self._lease = None
-        await self.environment.journal.release_lease(self.run.id, self.dagster_run_id)
+        if self.ended is not None:
+            await self.environment.journal.release_lease(self.run.id, self.dagster_run_id)
+        else:
+            await self._renew(min(self.environment.lease_s, HANDOVER_S))
 
-    async def _renew(self) -> bool:
+    async def _renew(self, seconds: float) -> bool:
         now = self.environment.clock.now()
-        until = now + timedelta(seconds=self.environment.lease_s)
+        until = now + timedelta(seconds=seconds)
         return await self.environment.journal.renew_lease(
             self.run.id, self.dagster_run_id, now=now, until=until
         )
 
     async def _keep_lease(self) -> None:
+        interval_s = min(self.environment.lease_s, HANDOVER_S) / 3
         while True:
-            await asyncio.sleep(self.environment.lease_s / 3)
-            await self._renew()
+            await asyncio.sleep(interval_s)
+            try:
+                await self._renew(self.environment.lease_s)
+            except StoreError as error:
+                # The next round may reach the database again; until then the lease runs on.
+                logging.getLogger(__name__).warning(
+                    "the lease of run %s was not renewed: %s", self.run.id, error
+                )
 
 
 async def open_session(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> RunSession:
@@ -190,39 +205,39 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
     """
     journal = environment.journal
     run = await journal.run_of(launch.dagster_run_id)
-    is_new = False
+    is_bound = run is not None
+    if run is None and launch.is_retry and launch.parent_dagster_run_id is not None:
+        run = await journal.run_of(launch.parent_dagster_run_id)
     if run is None:
-        run = await _bind(environment, pinned, launch, input)
-        is_new = run.id == launch.dagster_run_id
-        rows = {} if is_new else await journal.steps(run.id)
-    else:
-        rows = await journal.steps(run.id)
+        return await _start(environment, pinned, launch, input)
     if run.definition_hash != pinned.definition_hash:
         raise RunRefused(
             f"run {run.id!r} was started with publication {run.publication}, and this job is built from publication "
-            f"{pinned.publication}, whose definitions differ: publish version {run.version} again, or start a new run",
+            f"{pinned.publication}, whose definitions differ: `agentmesh runs retry` continues it as it was published",
             code="other-definition",
         )
-    session = RunSession(environment, run, pinned, launch.dagster_run_id, rows)
-    await session.start_lease()
-    if is_new:
-        payload = {"slug": run.slug, "version": run.version, "publication": run.publication}
-        await journal.record_events([session.event("run.started", None, payload)])
+    # The lease before the binding: of two that race, the loser leaves no trace on the run.
+    session = RunSession(environment, run, pinned, launch.dagster_run_id)
+    await session.take_lease()
+    try:
+        if not is_bound:
+            session.run = await journal.bind_run(run, launch.dagster_run_id)
+        await session.load()
+    except BaseException:
+        await session.close()
+        raise
     return session
 
 
-async def _bind(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> Run:
-    journal, now = environment.journal, environment.clock.now()
-    if launch.is_retry and launch.parent_dagster_run_id is not None:
-        earlier = await journal.run_of(launch.parent_dagster_run_id)
-        if earlier is not None:
-            return await journal.bind_run(earlier, launch.dagster_run_id)
+async def _start(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> RunSession:
+    """Makes a new run."""
     if launch.is_selection:
         raise RunRefused(
             "AgentMesh runs whole workflows: a hand-made selection of steps has no journal to read its inputs from. "
             "Choose 'Re-execute all' (a new run) or 'Re-execute from failure' (continues this one)",
             code="step-selection",
         )
+    now = environment.clock.now()
     run = Run(
         id=launch.dagster_run_id,
         project=pinned.project,
@@ -239,4 +254,9 @@ async def _bind(environment: Environment, pinned: Pinned, launch: Launch, input:
         started_at=now,
         dagster_run_ids=(launch.dagster_run_id,),
     )
-    return await journal.bind_run(run, launch.dagster_run_id)
+    run = await environment.journal.bind_run(run, launch.dagster_run_id)
+    session = RunSession(environment, run, pinned, launch.dagster_run_id)
+    await session.take_lease()
+    payload = {"slug": run.slug, "version": run.version, "publication": run.publication}
+    await environment.journal.record_events([session.event("run.started", None, payload)])
+    return session

@@ -137,6 +137,7 @@ RULES: Final[dict[str, Rule]] = {
     "job-name-collision": _error("No two documents become the same Dagster job."),
     # Prudence.
     "side-effect-ungated": _warning("A tool with side effects has a gate before it."),
+    "too-many-for-max-steps": _warning("A workflow has no more nodes than `settings.max_steps` lets run."),
     "not-in-effect": _warning("Every field has an effect in this release."),
     "timeout-missing": _warning("Nodes that wait for something outside have a timeout."),
 }

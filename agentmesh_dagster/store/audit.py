@@ -42,10 +42,43 @@ def write_audit(
 
 
 class AuditLog:
-    """Reads the audit trail."""
+    """The audit trail; what the catalog and the publications do writes its own rows."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
+        self._clock = clock
+
+    def add(
+        self,
+        project: str,
+        action: str,
+        *,
+        actor: str,
+        entity: str,
+        version: int | None = None,
+        detail: Json = None,
+    ) -> None:
+        """Adds a row for what was done outside of the catalog.
+
+        Args:
+            project: The project's slug.
+            action: One of the words of `records.Audit`, such as `cancel`.
+            actor: Who did it.
+            entity: `<kind>/<slug>` or `run/<id>`.
+            version: Of the definition.
+            detail: Further JSON.
+        """
+        with self._database.write() as connection:
+            write_audit(
+                connection,
+                self._clock,
+                project,
+                action,
+                actor=actor,
+                entity=entity,
+                version=version,
+                detail=detail,
+            )
 
     def list(
         self,

@@ -241,24 +241,24 @@ def bind_run(connection: Connection, database: Database, run: Run, dagster_run_i
                 dagster_run_id=dagster_run_id, run_id=run.id, ordinal=ordinal, bound_at=now
             )
         )
-        changed = {} if is_new else _reopened(row, run, now)
-        if changed:
-            if not database.is_sqlite and "output" in changed:
-                kept = _restored(row, RUN_JSON)
-                changed["exact"] = exact_text({**kept, "output": None, "error": None})
-            connection.execute(update(runs).where(runs.c.id == run.id).values(**changed))
+    changed = {} if is_new else _reopened(row, run, now, by_further=owner is None)
+    if changed:
+        if not database.is_sqlite and "output" in changed:
+            kept = _restored(row, RUN_JSON)
+            changed["exact"] = exact_text({**kept, "output": None, "error": None})
+        connection.execute(update(runs).where(runs.c.id == run.id).values(**changed))
     changed_row = connection.execute(select(runs).where(runs.c.id == run.id)).mappings().one()
     return load_runs(connection, [changed_row])[0]
 
 
-def _reopened(row: RowMapping, run: Run, now: datetime) -> dict[str, Any]:
-    """What changes in a stored run when a further Dagster run is bound to it."""
+def _reopened(row: RowMapping, run: Run, now: datetime, *, by_further: bool) -> dict[str, Any]:
+    """What changes in a stored run when a Dagster run is bound to it: a further one, or one that is bound already."""
     status = RunStatus(row["status"])
     if status is RunStatus.PENDING:
         if run.status is RunStatus.PENDING:
             return {}
         return {"status": run.status.value, "started_at": run.started_at or now}
-    if status is RunStatus.RUNNING:
+    if status is RunStatus.RUNNING or not by_further:
         return {}
     changed: dict[str, Any] = {"status": RunStatus.RUNNING.value, "resumed_at": now, "suspended_steps": []}
     if status.is_final:

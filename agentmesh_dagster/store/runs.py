@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import RowMapping, delete, func, or_, select
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound
@@ -215,13 +215,53 @@ class Runs:
             query = query.where(runs.c.project == project)
         with self._database.read() as connection:
             found = load_runs(connection, connection.execute(query).mappings().all())
-            lease_of = {
-                row["run_id"]: Lease(
-                    run_id=row["run_id"], dagster_run_id=row["dagster_run_id"], expires_at=row["expires_at"]
-                )
-                for row in connection.execute(held).mappings()
-            }
+            lease_of = {row["run_id"]: _lease(row) for row in connection.execute(held).mappings()}
         return [UnfinishedRun(run=run, lease=lease_of.get(run.id)) for run in found]
+
+    def lease(self, run_id: str) -> Lease | None:
+        """The lease on a run; None where nobody holds or held one since it was last given back."""
+        query = select(leases).where(leases.c.run_id == run_id)
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else _lease(row)
+
+    def abandoned(self, project: str, now: datetime) -> builtins.list[UnfinishedRun]:
+        """Final runs with a lease that nobody gave back and that has run out: their worker was killed after the end."""
+        query = (
+            select(leases)
+            .join(runs, runs.c.id == leases.c.run_id)
+            .where(runs.c.project == project, leases.c.expires_at <= now, runs.c.status.not_in(OPEN_STATUSES))
+        )
+        with self._database.read() as connection:
+            held = {row["run_id"]: _lease(row) for row in connection.execute(query).mappings()}
+            rows = connection.execute(select(runs).where(runs.c.id.in_(list(held)))).mappings().all()
+            return [UnfinishedRun(run=run, lease=held[run.id]) for run in load_runs(connection, rows)]
+
+    def release_lease(self, lease: Lease) -> None:
+        """Gives back the lease of a worker that is known to be gone."""
+        with self._database.write() as connection:
+            connection.execute(
+                delete(leases).where(
+                    leases.c.run_id == lease.run_id, leases.c.dagster_run_id == lease.dagster_run_id
+                )
+            )
+
+    def with_prefix(self, project: str, prefix: str, *, limit: int = 10) -> builtins.list[Run]:
+        """Runs whose id, or the id of one of whose Dagster runs, begins so; the newest first."""
+        bound = select(dagster_runs.c.run_id).where(
+            dagster_runs.c.dagster_run_id.startswith(prefix, autoescape=True)
+        )
+        query = (
+            select(runs)
+            .where(
+                runs.c.project == project,
+                or_(runs.c.id.startswith(prefix, autoescape=True), runs.c.id.in_(bound)),
+            )
+            .order_by(runs.c.created_at.desc(), runs.c.id.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return load_runs(connection, connection.execute(query).mappings().all())
 
     def set_status(
         self,
@@ -273,6 +313,10 @@ class Runs:
         with self._database.write() as connection:
             require_runs(connection, {event.run_id for event in records})
             insert_events(connection, self._database, records)
+
+
+def _lease(row: RowMapping) -> Lease:
+    return Lease(run_id=row["run_id"], dagster_run_id=row["dagster_run_id"], expires_at=row["expires_at"])
 
 
 def _by_start(step: Step) -> tuple[bool, str, str]:

@@ -31,7 +31,7 @@ class Store:
         self.catalog = Catalog(database, clock)
         self.publications = Publications(database, clock)
         self.runs = Runs(database, clock)
-        self.audit = AuditLog(database)
+        self.audit = AuditLog(database, clock)
         self.journal = StoreJournal(database, clock)
 
     @property

@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import BaseModel
 
 from agentmesh_dagster.specs.base import Reference, marked_fields
-from agentmesh_dagster.specs.documents import AgentSpec, Document, ToolSpec
-from agentmesh_dagster.specs.fields import JsonObject, as_list
+from agentmesh_dagster.specs.documents import AgentSpec, Document, ToolSpec, WorkflowSettings
+from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
 from agentmesh_dagster.specs.problems import Problem
 from agentmesh_dagster.specs.resolve import Library
 from agentmesh_dagster.specs.slugs import parse_reference
@@ -39,7 +39,10 @@ def unused_problems(kind: str, raw: JsonObject) -> Iterator[Problem]:
     for name, instead in _NOT_YET.get(kind, {}).items():
         if raw.get(name):
             yield Problem.of(
-                "not-in-effect", name, f"{name!r} has no effect in this release: {instead}", "Leave it out, or know it"
+                "not-in-effect",
+                name,
+                f"{name!r} has no effect in this release: {instead}",
+                "Leave it out, or know it",
             )
 
 
@@ -53,6 +56,15 @@ def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | 
                 f"{node.id!r} may wait for ever: it has no timeout",
                 "Give it timeout_s, or the workflow settings.node_timeout_s",
             )
+    settings = as_object(view.raw.get("settings")) or {}
+    bound = settings.get("max_steps", WorkflowSettings().max_steps)
+    if isinstance(bound, int) and len(view.nodes) > bound:
+        yield Problem.of(
+            "too-many-for-max-steps",
+            "settings.max_steps",
+            f"There are {len(view.nodes)} nodes, and a run ends as failed after {bound} of them",
+            "Raise settings.max_steps, unless branches keep every run below it",
+        )
     if library is None:
         return
     open_nodes = ungated(

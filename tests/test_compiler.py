@@ -1,0 +1,332 @@
+"""What a published workflow looks like as a Dagster job: names, ports, wires, tags, pools, metadata."""
+
+from __future__ import annotations
+
+import itertools
+
+import dagster as dg
+import pytest
+
+from agentmesh_dagster.compiler.job import build_job
+from agentmesh_dagster.compiler.snapshot import construct_pinned
+from agentmesh_dagster.errors import DefinitionError, DocumentInvalid
+from agentmesh_dagster.orchestration.code_location import (
+    build_code_location,
+    build_published_job,
+    named_executors,
+)
+from agentmesh_dagster.orchestration.host import AgentMesh
+from agentmesh_dagster.runtime.registry import node_types
+from agentmesh_dagster.specs.names import RESERVED_IN_DAGSTER
+from agentmesh_dagster.store import open_store
+from agentmesh_dagster.testing import publish_documents, run_workflow
+
+ECHO = {"kind": "agent", "slug": "echo", "model": "offline/echo"}
+
+
+def transform(id, **more):
+    return {"id": id, "type": "transform", "config": {"output": id}, **more}
+
+
+def workflow(nodes, edges, **more):
+    nodes = [{"id": "start", "type": "start"}, *nodes, {"id": "end", "type": "end"}]
+    return {"kind": "workflow", "slug": "refund-review", "nodes": nodes, "edges": edges, **more}
+
+
+def edge(source, target, handle=None, condition=None):
+    found = {"source": source, "target": target, "source_handle": handle, "condition": condition}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@pytest.fixture
+def store(sqlite_url):
+    with open_store(sqlite_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def compiled(store, sqlite_url):
+    """Compiles the last of some documents; the job is as a run worker would build it."""
+
+    def build(*documents):
+        published = publish_documents(store, list(documents))[-1]
+        resource = AgentMesh(database_url=sqlite_url).resource()
+        return build_published_job(published, resource=resource, executors=named_executors())
+
+    return build
+
+
+def incoming(job, name):
+    """The outputs that an op waits for, as `node.output`."""
+    inputs = job.graph.dependency_structure.input_to_upstream_outputs_for_node(name)
+    return sorted(
+        f"{output.node_name}.{output.output_name}" for outputs in inputs.values() for output in outputs
+    )
+
+
+def outputs(job, name):
+    return {output.name: output for output in job.graph.node_named(name).definition.output_defs}
+
+
+def branching():
+    branch = {
+        "id": "size",
+        "type": "branch",
+        "config": {"conditions": [{"when": "input.x", "handle": "class"}], "default": "sehr groß"},
+    }
+    return workflow(
+        [branch, transform("a"), transform("b-1", join="all")],
+        [
+            edge("start", "size"),
+            edge("size", "a", "class"),
+            edge("size", "b-1", "class", "input.y"),
+            edge("size", "end", "sehr groß"),
+            edge("a", "b-1"),
+            edge("b-1", "end"),
+        ],
+    )
+
+
+class TestShape:
+    def test_ops_are_named_by_node_and_defined_under_the_jobs_name(self, compiled):
+        job = compiled(branching())
+        assert job.name == "refund_review"
+        nodes = {node.name: node.definition.name for node in job.graph.nodes}
+        assert nodes == {
+            name: f"refund_review__{name}"
+            for name in ("start", "size", "a", "b_1", "end", "agentmesh_finish")
+        }
+
+    def test_outputs_are_one_for_each_way_out_and_optional(self, compiled):
+        job = compiled(branching())
+        ports = outputs(job, "size")
+        assert list(ports) == ["h_0", "h_1", "h_2"]
+        assert [port.description for port in ports.values()] == ["class", "class, when input.y", "sehr groß"]
+        assert not any(port.is_required for port in ports.values())
+        assert all(port.dagster_type.display_name == "Nothing" for port in ports.values())
+        assert list(outputs(job, "start")) == ["h_0", "done"]
+        assert list(outputs(job, "end")) == ["done"]
+
+    def test_joins_are_fan_ins_and_finish_waits_for_start_and_all_sinks(self, compiled):
+        job = compiled(branching())
+        assert incoming(job, "b_1") == ["a.h_0", "size.h_1"]
+        assert incoming(job, "end") == ["b_1.h_0", "size.h_2"]
+        assert incoming(job, "agentmesh_finish") == ["end.done", "start.done"]
+        assert incoming(job, "start") == []
+
+    def test_two_edges_between_two_nodes_are_one_wire_for_each_port(self, compiled):
+        job = compiled(
+            workflow(
+                [transform("a")],
+                [
+                    edge("start", "a", condition="input.x"),
+                    edge("start", "a", condition="input.y"),
+                    edge("a", "end"),
+                ],
+            )
+        )
+        assert incoming(job, "a") == ["start.h_0", "start.h_1"]
+
+    def test_handles_that_dagster_refuses_as_names_work_in_a_run(self):
+        assert run_workflow([branching()], {"x": False, "y": True}).succeeded
+        result = run_workflow([branching()], {"x": True, "y": True})
+        assert result.succeeded
+        assert result.steps["b-1"].predecessor_keys == ("size", "a")
+        assert {e.step_key for e in result.dagster_result.all_node_events if e.is_step_success} >= {"b_1"}
+
+    def test_an_op_of_every_node_type(self, compiled):
+        tool = {"kind": "tool", "slug": "sum", "type": "builtin", "config": {"name": "calculator"}}
+        types = [
+            {"id": "ask", "type": "agent", "config": {"agent": "echo"}},
+            {"id": "sum", "type": "tool", "config": {"tool": "sum", "input": {"expression": "1+1"}}},
+            {"id": "calc", "type": "code", "config": {"function": "workflow_functions:double"}},
+            {
+                "id": "pause",
+                "type": "delay",
+                "config": {"seconds": 1},
+                "description": "Lets the dust settle.",
+            },
+        ]
+        names = ["start", *(node["id"] for node in types), "end"]
+        edges = [edge(a, b) for a, b in itertools.pairwise(names)]
+        job = compiled(tool, ECHO, workflow(types, edges))
+        ops = {node.name: node.definition for node in job.graph.nodes}
+        kinds = {
+            name: {tag for tag in op.tags if tag.startswith("dagster/kind/")} for name, op in ops.items()
+        }
+        assert kinds["ask"] == {"dagster/kind/ai"}
+        assert "dagster/kind/builtin" in kinds["sum"]
+        assert kinds["calc"] == {"dagster/kind/python"}
+        assert kinds["pause"] == {"dagster/kind/timer"}
+        assert ops["ask"].tags["agentmesh/model"] == "offline/echo"
+        assert ops["ask"].description == "asks agent echo"
+        assert ops["pause"].description == "Lets the dust settle."
+        assert ops["ask"].pool == "llm_offline"
+        assert ops["calc"].pool is None
+
+    @pytest.mark.parametrize(
+        ("model", "pool"),
+        [
+            ("gpt-4o", "llm_openai"),
+            ("openai/gpt-5-mini", "llm_openai"),
+            ("azure_ai/x/y:1", "llm_azure_ai"),
+            ("z-ai/größe 3", "llm_z_ai"),
+        ],
+    )
+    def test_pools_are_named_by_provider(self, compiled, model, pool):
+        node = {
+            "id": "ask",
+            "type": "agent",
+            "config": {"agent": "echo", "prompt": "x", "model": [model, "other/x"]},
+        }
+        op = (
+            compiled(ECHO, workflow([node], [edge("start", "ask"), edge("ask", "end")]))
+            .graph.node_named("ask")
+            .definition
+        )
+        assert op.pool == pool
+        assert op.tags["agentmesh/model"] == model
+
+
+EDGES = [edge("start", "a"), edge("a", "end")]
+
+
+class TestJob:
+    def test_metadata_carries_version_and_definition(self, compiled):
+        document = workflow([transform("a")], EDGES, name="Refund review", description="Decides a refund.")
+        job = compiled(document)
+        assert job.description == "Decides a refund."
+        metadata = job.metadata
+        assert metadata["agentmesh/version"].value == 1
+        definition = metadata["agentmesh/definition"].value
+        assert definition["slug"] == "refund-review"
+        assert [node["id"] for node in definition["nodes"]] == ["start", "a", "end"]
+        again = compiled({**document, "description": "Other."})
+        assert again.metadata["agentmesh/version"].value == 2
+        assert again.metadata["agentmesh/publication"].value > metadata["agentmesh/publication"].value
+        assert (
+            again.metadata["agentmesh/definition_hash"].value != metadata["agentmesh/definition_hash"].value
+        )
+
+    def test_link_name_and_purity(self, store, sqlite_url):
+        published = publish_documents(store, [workflow([transform("a")], EDGES)])[-1]
+        pinned = construct_pinned(published)
+        options = {
+            "node_types": node_types(),
+            "resource": AgentMesh(database_url=sqlite_url).resource(),
+            "executors": named_executors(),
+        }
+        job = build_job(pinned, **options, name="refund_review__p7", link="https://example.org/x")
+        assert job.name == "refund_review__p7"
+        assert job.metadata["agentmesh/source"].value == "https://example.org/x"
+        assert job.graph.node_named("a").definition.name == "refund_review__p7__a"
+        twice = [build_job(pinned, **options).get_job_snapshot() for _ in range(2)]
+        assert twice[0] == twice[1]
+
+    def test_settings_become_tags_and_executor(self, compiled):
+        settings = {
+            "tags": {"team": "x y"},
+            "priority": 3,
+            "executor": "in_process",
+            "max_concurrent": 4,
+        }
+        job = compiled(workflow([transform("a")], EDGES, settings=settings, category="Kunden-Support äöü"))
+        assert job.executor_def.name == "in_process"
+        assert job.run_tags["team"] == "x y"
+        assert job.run_tags["dagster/priority"] == "3"
+        assert job.run_tags["agentmesh/project"] == "default"
+        assert job.tags["agentmesh/category"] == "Kunden-Support äöü"
+
+    @pytest.mark.parametrize(
+        ("executor", "name"),
+        [
+            ("default", "agentmesh_threads"),
+            ("threads", "agentmesh_threads"),
+            ("multiprocess", "multiprocess"),
+        ],
+    )
+    def test_executors(self, compiled, executor, name):
+        job = compiled(
+            workflow([transform("a")], EDGES, settings={"executor": executor, "max_concurrent": 2})
+        )
+        assert job.executor_def.name == name
+
+    def test_a_job_without_required_input_launches_with_no_config(self, compiled):
+        schema = {"type": "object", "properties": {"x": {"type": "string", "default": "d"}}}
+        end = workflow(
+            [{"id": "a", "type": "transform", "config": {"output": "{{ input.x }}"}}],
+            EDGES,
+            input_schema=schema,
+        )
+        assert dg.validate_run_config(compiled(end), None) is not None
+        assert run_workflow([end]).run.output == "d"
+
+    def test_launch_config_is_the_input_at_the_root(self, compiled):
+        schema = {"type": "object", "required": ["order"], "properties": {"order": {"type": "string"}}}
+        job = compiled(workflow([transform("a")], EDGES, input_schema=schema))
+        dg.validate_run_config(job, {"order": "A"})
+        with pytest.raises(dg.DagsterInvalidConfigError, match="order"):
+            dg.validate_run_config(job, {"order": 5})
+        with pytest.raises(dg.DagsterInvalidConfigError):
+            dg.validate_run_config(job, {})
+
+    def test_an_unpublication_cannot_be_compiled(self, store):
+        from agentmesh_dagster.authoring import Authoring
+
+        publish_documents(store, [workflow([transform("a")], EDGES)])
+        gone = Authoring(store, "default", actor="t").unpublish("workflow", "refund-review")
+        with pytest.raises(DefinitionError, match="published nothing"):
+            construct_pinned(gone)
+
+
+class TestNames:
+    def test_reserved_words_as_a_slug_or_a_node_are_refused_or_work(self, compiled):
+        """Either the validation says so by name, or Dagster takes them: nothing in between."""
+        slugs = [
+            (word, workflow([transform("a")], EDGES) | {"slug": word}) for word in sorted(RESERVED_IN_DAGSTER)
+        ]
+        nodes = [
+            (word, workflow([transform(word)], [edge("start", word), edge(word, "end")]))
+            for word in sorted(RESERVED_IN_DAGSTER)
+        ]
+        for word, document in slugs + nodes:
+            problems, job = "", None
+            try:
+                job = compiled(document)
+            except DocumentInvalid as refused:
+                problems = str(refused.problems)
+            assert job is not None or word in problems
+
+    @pytest.mark.parametrize("name", ["agentmesh_finish", "agentmesh-finish"])
+    def test_the_hidden_ops_name_cannot_be_taken(self, compiled, name):
+        with pytest.raises(DocumentInvalid) as refused:
+            compiled(workflow([transform(name)], [edge("start", name), edge(name, "end")]))
+        assert name in str(refused.value.problems)
+
+    def test_node_ids_that_become_the_same_name_are_refused(self, compiled):
+        nodes = [transform("a-b"), transform("a_b")]
+        edges = [edge("start", "a-b"), edge("start", "a_b"), edge("a-b", "end"), edge("a_b", "end")]
+        with pytest.raises(DocumentInvalid) as refused:
+            compiled(workflow(nodes, edges))
+        assert "a_b" in str(refused.value.problems)
+
+
+class TestCodeLocation:
+    def test_jobs_are_listed_by_name_and_built_when_asked_for(self, store, sqlite_url):
+        publish_documents(
+            store,
+            [ECHO, workflow([transform("a")], EDGES), {**workflow([transform("a")], EDGES), "slug": "other"}],
+        )
+        location = build_code_location(AgentMesh(database_url=sqlite_url))
+        assert sorted(location.job_names) == ["other", "refund_review"]
+        assert location.get_job("other").graph.node_named("a")
+
+    def test_a_workflows_name_cannot_be_taken_by_a_job_of_ones_own(self, store, sqlite_url):
+        publish_documents(store, [workflow([transform("a")], EDGES)])
+
+        @dg.job
+        def refund_review():
+            pass
+
+        with pytest.raises(DefinitionError, match="refund_review"):
+            build_code_location(AgentMesh(database_url=sqlite_url), jobs=[refund_review])

@@ -1,0 +1,226 @@
+"""The reconciler, on a real store and a Dagster instance: what it puts right, once, and what it leaves alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+
+import dagster as dg
+import pytest
+
+from agentmesh_dagster.clock import SystemClock
+from agentmesh_dagster.orchestration.reconcile import Correction, reconcile
+from agentmesh_dagster.records import Run, RunStatus
+from agentmesh_dagster.runtime.loop import run_on_loop
+from agentmesh_dagster.store import Store
+
+AGO = timedelta(seconds=1)
+
+
+@dg.job
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as opened:
+        yield opened
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def start(
+    store: Store,
+    instance: dg.DagsterInstance,
+    status: dg.DagsterRunStatus,
+    lease_for: timedelta | None,
+    *,
+    started_at: datetime | None = None,
+) -> str:
+    """A run that is at work, as its worker left it; `lease_for` from now on, None for no lease."""
+    dagster_run = instance.create_run_for_job(nothing, status=status)
+    return start_row(store, dagster_run.run_id, lease_for, started_at=started_at)
+
+
+def start_row(
+    store: Store, run_id: str, lease_for: timedelta | None, *, started_at: datetime | None = None
+) -> str:
+    run = Run(
+        id=run_id,
+        project="default",
+        kind="workflow",
+        slug="lost",
+        version=1,
+        publication=1,
+        definition_hash="hash",
+        status=RunStatus.RUNNING,
+        started_at=started_at or now(),
+        queued_at=started_at or now(),
+        dagster_run_ids=(run_id,),
+    )
+    run_on_loop(store.journal.bind_run(run, run_id))
+    if lease_for is not None:
+        early = now() - timedelta(days=1)
+        run_on_loop(store.journal.renew_lease(run_id, run_id, now=early, until=now() + lease_for))
+    return run_id
+
+
+def failures(instance: dg.DagsterInstance, run_id: str) -> int:
+    return len(instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_FAILURE))
+
+
+def test_a_run_whose_lease_ran_out_is_failed_in_both_places(store: Store, instance: dg.DagsterInstance):
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, -AGO)
+
+    (correction,) = reconcile(store, instance, "default")
+
+    assert (correction.run_id, correction.status) == (run_id, RunStatus.FAILED)
+    run = store.runs.get(run_id)
+    assert run.status is RunStatus.FAILED
+    assert run.error["code"] == "worker-lost"
+    dagster_run = instance.get_run_by_id(run_id)
+    assert dagster_run is not None
+    assert dagster_run.status is dg.DagsterRunStatus.FAILURE
+    assert dagster_run.tags["agentmesh/status"] == "failed"
+    assert reconcile(store, instance, "default") == []
+    assert failures(instance, run_id) == 1
+    # A retry may take it up at once.
+    until = now() + timedelta(minutes=1)
+    assert run_on_loop(store.journal.renew_lease(run_id, "a retry", now=now(), until=until))
+
+
+def test_a_run_that_was_being_canceled_is_canceled(store: Store, instance: dg.DagsterInstance):
+    run_id = start(store, instance, dg.DagsterRunStatus.CANCELING, -AGO)
+
+    (correction,) = reconcile(store, instance, "default")
+
+    assert correction.status is RunStatus.CANCELED
+    assert store.runs.get(run_id).status is RunStatus.CANCELED
+    dagster_run = instance.get_run_by_id(run_id)
+    assert dagster_run is not None
+    assert dagster_run.status is dg.DagsterRunStatus.CANCELED
+
+
+@pytest.mark.parametrize(
+    "lease_for", [timedelta(minutes=1), None], ids=["held", "between two step processes"]
+)
+def test_a_run_at_work_is_left_alone(store: Store, instance: dg.DagsterInstance, lease_for: timedelta | None):
+    long_ago = now() - timedelta(hours=5)
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, lease_for, started_at=long_ago)
+
+    assert reconcile(store, instance, "default") == []
+    assert store.runs.get(run_id).status is RunStatus.RUNNING
+    assert failures(instance, run_id) == 0
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [
+        (dg.DagsterRunStatus.FAILURE, RunStatus.FAILED),
+        (dg.DagsterRunStatus.CANCELED, RunStatus.CANCELED),
+        (dg.DagsterRunStatus.SUCCESS, RunStatus.FAILED),
+    ],
+)
+def test_the_end_of_a_dagster_run_is_taken_over(
+    store: Store, instance: dg.DagsterInstance, ended: dg.DagsterRunStatus, status: RunStatus
+):
+    run_id = start(store, instance, ended, None)
+
+    (correction,) = reconcile(store, instance, "default")
+
+    assert correction.status is status
+    assert store.runs.get(run_id).status is status
+    assert store.runs.get(run_id).finished_at is not None
+
+
+def test_a_retry_need_not_wait_for_the_lease_of_a_worker_that_dagster_saw_die(
+    store: Store, instance: dg.DagsterInstance
+):
+    run_id = start(store, instance, dg.DagsterRunStatus.FAILURE, timedelta(hours=1))
+
+    assert len(reconcile(store, instance, "default")) == 1
+
+    until = now() + timedelta(minutes=1)
+    assert run_on_loop(store.journal.renew_lease(run_id, "a retry", now=now(), until=until))
+
+
+@pytest.mark.parametrize(
+    ("lease_for", "silent_for", "is_lost"),
+    [
+        (-AGO, timedelta(0), True),
+        (timedelta(minutes=1), timedelta(days=1), False),
+        (None, timedelta(minutes=1), False),
+        (None, timedelta(hours=2), True),
+    ],
+)
+def test_a_run_that_this_dagster_instance_does_not_know(
+    store: Store,
+    instance: dg.DagsterInstance,
+    lease_for: timedelta | None,
+    silent_for: timedelta,
+    is_lost: bool,
+):
+    run_id = start_row(store, SystemClock().new_id(), lease_for, started_at=now() - silent_for)
+
+    corrections = reconcile(store, instance, "default")
+
+    assert [c.run_id for c in corrections] == ([run_id] if is_lost else [])
+    assert (store.runs.get(run_id).status is RunStatus.FAILED) == is_lost
+
+
+def test_of_many_reconcilers_at_once_one_reports(
+    store: Store, other_store: Store, instance: dg.DagsterInstance
+):
+    runs = [start(store, instance, dg.DagsterRunStatus.STARTED, -AGO) for _ in range(5)]
+    found: list[Correction] = []
+    together = threading.Barrier(4)
+
+    def work(mine: Store) -> None:
+        together.wait(timeout=10)
+        found.extend(reconcile(mine, instance, "default"))
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in (store, other_store) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert sorted(correction.run_id for correction in found) == sorted(runs)
+    assert [failures(instance, run_id) for run_id in runs] == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (RunStatus.SUCCEEDED, dg.DagsterRunStatus.SUCCESS),
+        (RunStatus.FAILED, dg.DagsterRunStatus.FAILURE),
+        (RunStatus.CANCELED, dg.DagsterRunStatus.CANCELED),
+    ],
+)
+def test_dagster_hears_of_an_end_that_the_killed_worker_wrote_in_the_journal_alone(
+    store: Store, instance: dg.DagsterInstance, written: RunStatus, shown: dg.DagsterRunStatus
+):
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, -AGO)
+    assert store.runs.set_status(run_id, (RunStatus.RUNNING,), written, output={"x": 1})
+
+    (correction,) = reconcile(store, instance, "default")
+
+    assert (correction.run_id, correction.status) == (run_id, written)
+    dagster_run = instance.get_run_by_id(run_id)
+    assert dagster_run is not None
+    assert dagster_run.status is shown
+    assert dagster_run.tags["agentmesh/status"] == written.value
+    assert store.runs.get(run_id).status is written
+    assert store.runs.lease(run_id) is None
+    assert reconcile(store, instance, "default") == []
+
+
+def test_another_project_is_left_alone(store: Store, instance: dg.DagsterInstance):
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, -AGO)
+
+    assert reconcile(store, instance, "elsewhere") == []
+    assert store.runs.get(run_id).status is RunStatus.RUNNING
