@@ -17,7 +17,7 @@ from agentmesh_dagster.runtime.secrets import load_provider
 from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
 from agentmesh_dagster.specs.documents import Document, document_model
 from agentmesh_dagster.specs.fields import as_object
-from agentmesh_dagster.specs.loading import load_path
+from agentmesh_dagster.specs.loading import LoadedDocument, document_files, load_path
 from agentmesh_dagster.specs.problems import Problem
 from agentmesh_dagster.specs.resolve import PinnedDocument, resolve_closure
 from agentmesh_dagster.validation import CheckedSource, validate_document, validate_raw
@@ -129,16 +129,19 @@ class Authoring:
         Raises:
             DefinitionError: A file cannot be read, or holds no document.
         """
-        checked = self._check(paths, publish=False)
+        checked, unread = self._check(paths, publish=False)
         return Report(
-            documents=tuple(
-                CheckedDocument(
-                    source=source,
-                    kind=_word(found, "kind"),
-                    slug=_word(found, "slug"),
-                    problems=found.checked.problems,
-                )
-                for source, found in checked
+            documents=(
+                *unread,
+                *(
+                    CheckedDocument(
+                        source=source,
+                        kind=_word(found, "kind"),
+                        slug=_word(found, "slug"),
+                        problems=found.checked.problems,
+                    )
+                    for source, found in checked
+                ),
             )
         )
 
@@ -157,8 +160,9 @@ class Authoring:
             DocumentInvalid: Some document has errors; all errors of all documents are in it.
             StoreError: The store refused; nothing was stored.
         """
-        checked = self._check(paths, publish=publish)
-        errors = [{**p.to_json(), "source": s} for s, found in checked for p in found.checked.errors]
+        checked, unread = self._check(paths, publish=publish)
+        errors = [{**p.to_json(), "source": d.source} for d in unread for p in d.problems]
+        errors += [{**p.to_json(), "source": s} for s, found in checked for p in found.checked.errors]
         if errors:
             raise DocumentInvalid(f"{_count(len(errors), 'problem')} found; nothing was stored", errors)
         documents = [found.checked.document for _, found in checked if found.checked.document is not None]
@@ -300,8 +304,21 @@ class Authoring:
             for version in ordered
         }
 
-    def _check(self, paths: Sequence[Path], *, publish: bool) -> list[tuple[str, CheckedSource]]:
-        loaded = [document for path in paths for document in load_path(path)]
+    def _check(
+        self, paths: Sequence[Path], *, publish: bool
+    ) -> tuple[list[tuple[str, CheckedSource]], list[CheckedDocument]]:
+        """The documents of files with what is wrong with each; and the files that hold none that can be read."""
+        loaded: list[LoadedDocument] = []
+        unread: list[CheckedDocument] = []
+        for file in [file for path in paths for file in document_files(path)]:
+            try:
+                loaded += load_path(file)
+            except DefinitionError as error:
+                if not file.exists():
+                    # A mistake on the command line, and not in a file.
+                    raise
+                problem = Problem(error.code, "", error.message, "Correct the file")
+                unread.append(CheckedDocument(source=str(file), kind=None, slug=None, problems=(problem,)))
         found = validate_raw(
             [document.data for document in loaded],
             node_configs=node_configs(),
@@ -310,7 +327,7 @@ class Authoring:
         )
         if not publish:
             found = self._with_reference_warnings(found)
-        return [(loaded[source.source].source, source) for source in found]
+        return [(loaded[source.source].source, source) for source in found], unread
 
     def _with_reference_warnings(self, found: list[CheckedSource]) -> list[CheckedSource]:
         from agentmesh_dagster.specs.resolve import DocumentLibrary, check_references

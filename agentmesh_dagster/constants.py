@@ -12,6 +12,8 @@ TAG_RUN_ID: Final = "agentmesh/run_id"
 TAG_STATUS: Final = "agentmesh/status"
 TAG_PUBLICATION: Final = "agentmesh/publication"
 TAG_PROJECT: Final = "agentmesh/project"
+TAG_CATEGORY: Final = "agentmesh/category"
+TAG_MODEL: Final = "agentmesh/model"
 TAG_SOURCE: Final = "agentmesh/source"
 
 # Reconstruction metadata of the code location.
@@ -30,6 +32,9 @@ ENV_SECRETS_PROVIDER: Final = "AGENTMESH_SECRETS_PROVIDER"
 GROUP_NODES: Final = "agentmesh_dagster.nodes"
 GROUP_DEFINITIONS: Final = "agentmesh_dagster.definitions"
 GROUP_SECRETS: Final = "agentmesh_dagster.secrets"
+
+# The hidden op that ends a run; no node may be called so.
+FINISH_OP: Final = "agentmesh_finish"
 
 # Handles of edges.
 HANDLE_ERROR: Final = "error"

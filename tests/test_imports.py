@@ -34,7 +34,12 @@ def test_the_public_names_resolve(tmp_path):
 
 
 def test_runtime_and_specs_load_neither_dagster_nor_the_database(tmp_path):
-    program = "import agentmesh_dagster.runtime.run_node, agentmesh_dagster.runtime.finish, agentmesh_dagster.validation"
+    modules = (
+        "agentmesh_dagster.runtime.run_node",
+        "agentmesh_dagster.runtime.finish",
+        "agentmesh_dagster.validation",
+    )
+    program = f"import {', '.join(modules)}"
     loaded = loaded_after(program, tmp_path)
     assert loaded.isdisjoint({"dagster", "litellm", "sqlalchemy"})
 

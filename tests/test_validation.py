@@ -606,7 +606,7 @@ def test_every_rule_stands_in_the_table_and_is_tested() -> None:
         "node-id-invalid", "node-id-collision", "node-unreachable", "branch-no-default", "input-undeclared",
         "timeout-missing", "secret-unconfigured", "side-effect-ungated", "mapping-missing", "mapping-unknown",
         "mapping-mismatch", "document-duplicate", "job-name-collision", "reference-missing", "reference-inactive",
-        "reference-conflict", "reference-cycle", "too-many-for-max-steps",
+        "reference-conflict", "reference-cycle", "too-many-for-max-steps", "output-schema-shadowed",
     }  # fmt: skip
     assert {code for code, _, _ in CASES} | elsewhere == set(RULES)
 
@@ -629,6 +629,13 @@ def chain(length: int) -> dict[str, Json]:
         ],
         "edges": [{"source": a, "target": b} for a, b in pairwise(ids)],
     }
+
+
+def test_fields_that_an_agents_other_outputs_hide_are_a_warning() -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}, "risk": {"type": "string"}}}
+    document = changed(W, "nodes.1.config.output_schema", schema)
+    assert ("output-schema-shadowed", "nodes[1].config.output_schema.properties.text") in found(document)
+    assert "properties.risk" not in str(found(document))
 
 
 def test_more_nodes_than_may_run_are_a_warning() -> None:

@@ -54,13 +54,13 @@ def dev(cli: CliContext, host: str, port: int) -> None:
 
 def _check_port(host: str, port: int) -> None:
     # Dagster starts all its processes first, and then says it in a traceback.
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-        except OSError as error:
-            raise DefinitionError(
-                f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port",
-                code="port-taken",
-            ) from error
+    except OSError as error:
+        raise DefinitionError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose others with --host and --port",
+            code="port-taken",
+        ) from error

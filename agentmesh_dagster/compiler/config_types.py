@@ -85,7 +85,9 @@ def _type(path: str, schema: Json, required: bool) -> Any:
 def _items(path: str, schema: Json) -> Any:
     items = as_object(schema.get("items"))
     # After `prefixItems`, `items` speaks of the rest alone; Dagster's arrays have one type for all.
-    found = dg.Any if items is None or "prefixItems" in schema else _type(f"{path}__item", items, required=False)
+    found = (
+        dg.Any if items is None or "prefixItems" in schema else _type(f"{path}__item", items, required=False)
+    )
     # Dagster fails on a null among items of type Any.
     return dg.Noneable(dg.Any) if found is dg.Any else found
 

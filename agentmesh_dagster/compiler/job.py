@@ -10,10 +10,17 @@ from typing import Any
 import dagster as dg
 
 from agentmesh_dagster.compiler.config_types import construct_config_schema
-from agentmesh_dagster.compiler.ops import FINISH, build_finish_op, build_node_op, op_alias
+from agentmesh_dagster.compiler.ops import build_finish_op, build_node_op, op_alias
 from agentmesh_dagster.compiler.ports import DONE, construct_ports
-from agentmesh_dagster.constants import ENV_CONSOLE_LEVEL, TAG_PROJECT, TAG_PUBLICATION
+from agentmesh_dagster.constants import (
+    ENV_CONSOLE_LEVEL,
+    FINISH_OP,
+    TAG_CATEGORY,
+    TAG_PROJECT,
+    TAG_PUBLICATION,
+)
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType
+from agentmesh_dagster.runtime.registry import node_type_of
 from agentmesh_dagster.runtime.session import Pinned
 from agentmesh_dagster.specs.documents import WorkflowSettings
 from agentmesh_dagster.specs.graph import Graph
@@ -68,7 +75,7 @@ def construct_graph(pinned: Pinned, job: str, node_types: Mapping[str, AnyNodeTy
     wires: dict[dg.NodeInvocation, dict[str, dg.IDependencyDefinition]] = {}
     for name, node in graph.nodes.items():
         incoming = graph.incoming[name]
-        op = build_node_op(pinned, job, node, node_types[node.type], ports[name], bool(incoming))
+        op = build_node_op(pinned, job, node, node_type_of(node, node_types), ports[name], bool(incoming))
         ops.append(op)
         sources = [
             dg.DependencyDefinition(op_alias(source), port.name)
@@ -82,7 +89,7 @@ def construct_graph(pinned: Pinned, job: str, node_types: Mapping[str, AnyNodeTy
     ops.append(finish)
     # `start` always yields its `done`, so that the fan-in runs when all sinks are decided, even if all are skipped.
     ends = [graph.order[0], *(name for name in graph.sinks if name != graph.order[0])]
-    wires[dg.NodeInvocation(finish.name, alias=FINISH)] = {
+    wires[dg.NodeInvocation(finish.name, alias=FINISH_OP)] = {
         "upstream": dg.MultiDependencyDefinition(
             [dg.DependencyDefinition(op_alias(name), DONE) for name in ends]
         )
@@ -105,15 +112,23 @@ def _executor(
     settings: WorkflowSettings, executors: Mapping[str, dg.ExecutorDefinition]
 ) -> dg.ExecutorDefinition:
     executor = executors[settings.executor]
-    if settings.max_concurrent is None or settings.executor == "in_process":
+    if settings.max_concurrent is None or not _takes_max_concurrent(executor):
+        # An executor that runs one step at a time keeps any bound.
         return executor
     return executor.configured({"max_concurrent": settings.max_concurrent}, name=executor.name)
+
+
+def _takes_max_concurrent(executor: dg.ExecutorDefinition) -> bool:
+    field = executor.config_schema.as_field() if executor.config_schema is not None else None
+    return (
+        "max_concurrent" in (getattr(field.config_type, "fields", None) or {}) if field is not None else False
+    )
 
 
 def _definition_tags(pinned: Pinned) -> dict[str, str]:
     tags = {TAG_PROJECT: pinned.project}
     if pinned.workflow.category:
-        tags["agentmesh/category"] = pinned.workflow.category
+        tags[TAG_CATEGORY] = pinned.workflow.category
     return tags
 
 

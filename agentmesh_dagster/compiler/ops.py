@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import dagster as dg
 
 from agentmesh_dagster.compiler.ports import Port
+from agentmesh_dagster.constants import FINISH_OP, TAG_MODEL
 from agentmesh_dagster.records import Json, RunStatus, Step
 from agentmesh_dagster.runtime.finish import RunEnd, finish_run
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType, Say
@@ -23,7 +24,6 @@ from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.nodes import AgentConfig, ToolConfig
 
 RESOURCE_KEY = "agentmesh"
-FINISH = "agentmesh_finish"
 PREVIEW_CHARS = 2_000
 """How much of an output stands in Dagster's metadata; all of it is in the journal."""
 
@@ -100,7 +100,7 @@ def build_finish_op(pinned: Pinned, job: str) -> dg.OpDefinition:
 
     return dg.OpDefinition(
         compute_fn=compute,
-        name=f"{job}__{FINISH}",
+        name=f"{job}__{FINISH_OP}",
         description="Decides how the run ended, from the journal.",
         ins={"upstream": dg.In(dg.Nothing)},
         outs={"done": dg.Out(dg.Nothing)},
@@ -115,7 +115,7 @@ def op_alias(node_id: str) -> str:
 
 def op_names(pinned: Pinned) -> frozenset[str]:
     """The step keys of the job of a workflow."""
-    return frozenset([*(op_alias(node.id) for node in pinned.workflow.nodes), FINISH])
+    return frozenset([*(op_alias(node.id) for node in pinned.workflow.nodes), FINISH_OP])
 
 
 def construct_op_tags(closure: Closure, node_type: AnyNodeType, config: object) -> dict[str, str]:
@@ -123,7 +123,7 @@ def construct_op_tags(closure: Closure, node_type: AnyNodeType, config: object) 
     kinds = list(node_type.kinds)
     tags: dict[str, str] = {}
     if isinstance(config, AgentConfig):
-        tags["agentmesh/model"] = _models(closure, config)[0]
+        tags[TAG_MODEL] = _models(closure, config)[0]
     if isinstance(config, ToolConfig):
         kinds.append(closure.tools[config.tool.split("@")[0]].document.type)
     return {**tags, **{f"dagster/kind/{kind}": "" for kind in kinds}}

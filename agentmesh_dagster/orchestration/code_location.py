@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 
+from agentmesh_dagster.authoring import Authoring
 from agentmesh_dagster.compiler.job import build_job
 from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.constants import METADATA_PUBLICATION
@@ -51,6 +52,8 @@ def build_code_location(
     """
     publications = agentmesh.store().publications
     handed = handed_metadata(METADATA_PUBLICATION)
+    if handed is None:
+        Authoring(agentmesh.store(), agentmesh.project, actor="agentmesh").sync_system()
     number = int(handed) if handed is not None else publications.newest_id(agentmesh.project)
     executors = named_executors(default_executor)
     resource = agentmesh.resource()
@@ -68,7 +71,7 @@ def build_code_location(
 
     found: dict[str, Any] = {
         job_name(live.kind, live.slug): lazy_job(live)
-        for live in publications.live(agentmesh.project, at=number)
+        for live in publications.live(agentmesh.project, at=number, include_withdrawn=handed is not None)
         if live.kind == "workflow"
     }
     for job in jobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import traceback
@@ -18,7 +19,7 @@ import dagster as dg
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.compiler.ops import op_names
 from agentmesh_dagster.constants import TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
-from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.journalled import error_json
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _TAG_RESUME_RETRY = "dagster/is_resume_retry"
 _TAG_RETRY_NUMBER = "dagster/retry_number"
@@ -95,8 +98,8 @@ class AgentMesh:
             try:
                 yield host
             finally:
-                if context.run_id is not None and context.instance is not None:
-                    host.close(context.run_id, context.instance)
+                if context.run is not None and context.instance is not None:
+                    host.close(context.run.run_id, context.instance)
 
         return dg.ResourceDefinition(
             resource_fn=agentmesh, description="The AgentMesh journal and model client."
@@ -144,7 +147,7 @@ class Host:
         log = _StepLog(context.log, self._log_thread)
         try:
             return run_on_loop(self._work(context, pinned, body, log.say))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a node raises becomes a failed op
             problem = self.environment.secrets.redact(error_json(error))
             metadata: dict[str, Any] = {"code": problem["code"], "error": dg.MetadataValue.json(problem)}
             if problem["code"] == "unexpected":
@@ -170,11 +173,16 @@ class Host:
     ) -> T:
         session = await self._session(context, pinned)
         try:
-            return await body(session, say)
+            with session.at_work():
+                return await body(session, say)
         except RunRefused:
             raise
         except Exception as error:
-            await session.fail(session.error_json(error))
+            try:
+                await session.fail(session.error_json(error))
+            except StoreError as also:
+                # The node's own error is the one to see; the reconciler will write the row.
+                _log.warning("run %s failed, and its row could not say so: %s", session.run.id, also)
             raise
 
     async def _session(self, context: dg.OpExecutionContext, pinned: Pinned) -> RunSession:
@@ -189,17 +197,21 @@ class Host:
         try:
             return await asyncio.shield(opening)
         except Exception:
-            self._sessions.pop(run_id, None)
+            if self._sessions.get(run_id) is opening:
+                del self._sessions[run_id]
             raise
 
     async def _open(self, run: dg.DagsterRun, instance: dg.DagsterInstance, pinned: Pinned) -> RunSession:
-        session = await open_session(
-            self.environment, pinned, construct_launch(run, op_names(pinned)), dict(run.run_config)
-        )
+        launch = await asyncio.to_thread(construct_launch, run, op_names(pinned), instance)
+        session = await open_session(self.environment, pinned, launch, dict(run.run_config))
         # Copied from a parent, or missing: each Dagster run says for itself whose work it does.
         own = {TAG_RUN_ID: session.run.id, TAG_STATUS: RunStatus.RUNNING.value}
-        if any(run.tags.get(tag) != value for tag, value in own.items()):
-            await asyncio.to_thread(instance.add_run_tags, run.run_id, own)
+        try:
+            if any(run.tags.get(tag) != value for tag, value in own.items()):
+                await asyncio.to_thread(instance.add_run_tags, run.run_id, own)
+        except BaseException:
+            await session.close()
+            raise
         return session
 
     async def _close(self, dagster_run_id: str) -> RunStatus | None:
@@ -211,6 +223,8 @@ class Host:
         outcome = (await asyncio.gather(opening, return_exceptions=True))[0]
         if not isinstance(outcome, RunSession):
             return None
+        if outcome.is_interrupted and outcome.ended is None:
+            await outcome.end(RunStatus.CANCELED)
         await outcome.close()
         return outcome.ended
 
@@ -238,29 +252,40 @@ def build_environment(agentmesh: AgentMesh) -> Environment:
     )
 
 
-def construct_launch(run: dg.DagsterRun, steps: frozenset[str]) -> Launch:
+def construct_launch(run: dg.DagsterRun, steps: frozenset[str], instance: dg.DagsterInstance) -> Launch:
     """What a Dagster run says of itself, in the runtime's words.
 
     Args:
         run: The Dagster run.
         steps: All step keys of its job; a run that names fewer is a selection.
+        instance: Knows its parents.
     """
     tags: Mapping[str, str] = run.tags
-    is_resume = tags.get(_TAG_RESUME_RETRY) == "true"
     source = next((source for tag, source in _SOURCES_BY_TAG.items() if tag in tags), None)
     if source is None:
         stated = tags.get(TAG_SOURCE, "")
         source = RunSource(stated) if stated in RunSource._value2member_map_ else RunSource.API
     return Launch(
         dagster_run_id=run.run_id,
-        parent_dagster_run_id=run.parent_run_id,
-        is_retry=is_resume or _TAG_RETRY_NUMBER in tags,
-        is_selection=not is_resume and _is_selection(run, steps),
+        continues=tuple(_continued(run, instance)),
+        is_selection=_is_selection(run, steps),
         source=source,
         triggered_by=tags.get("dagster/schedule_name")
         or tags.get("dagster/sensor_name")
         or tags.get("user", ""),
     )
+
+
+def _continued(run: dg.DagsterRun, instance: dg.DagsterInstance) -> Iterator[str]:
+    """The Dagster runs whose run a retry goes on with; a re-execution of all steps goes on with none."""
+    at: dg.DagsterRun | None = run
+    while at is not None and at.parent_run_id is not None and _is_retry(at):
+        yield at.parent_run_id
+        at = instance.get_run_by_id(at.parent_run_id)
+
+
+def _is_retry(run: dg.DagsterRun) -> bool:
+    return run.tags.get(_TAG_RESUME_RETRY) == "true" or _TAG_RETRY_NUMBER in run.tags
 
 
 def _is_selection(run: dg.DagsterRun, steps: frozenset[str]) -> bool:
@@ -269,7 +294,7 @@ def _is_selection(run: dg.DagsterRun, steps: frozenset[str]) -> bool:
 
 
 class _StepLog:
-    """Writes lines to Dagster's log from a thread of its own: a line is a database write, and the loop must not wait."""
+    """Writes lines to Dagster's log from a thread of its own: a line is a database write, and the loop never waits."""
 
     def __init__(self, log: Any, thread: ThreadPoolExecutor) -> None:
         self._log = log

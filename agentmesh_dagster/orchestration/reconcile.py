@@ -76,8 +76,10 @@ def reconcile_run(
     """
     if run.status is RunStatus.WAITING or not run.dagster_run_ids:
         return None
-    dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1])
     now = clock.now()
+    # The holder of a live lease, and not always the last one: that may have been refused because of the lease.
+    holder = lease.dagster_run_id if lease is not None and lease.expires_at > now else run.dagster_run_ids[-1]
+    dagster_run = instance.get_run_by_id(holder)
     if dagster_run is None:
         # Another Dagster instance's run, or one that was deleted: only the journal can tell.
         if not _is_silent(store, run, lease, now):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from agentmesh_dagster.errors import NodeError
@@ -27,9 +28,12 @@ async def finish_run(session: RunSession) -> RunEnd:
     scope = session.scope
     rows = await session.node_rows(scope, scope.graph.order)
     states = settle(scope.graph, rows)
-    for name, state in states.items():
-        if state is NodeState.SKIPPED:
-            rows[name] = await record_skipped(session, scope, scope.graph.nodes[name])
+    skipped = [name for name, state in states.items() if state is NodeState.SKIPPED]
+    # Together, so that they share a commit.
+    written = await asyncio.gather(
+        *(record_skipped(session, scope, scope.graph.nodes[name]) for name in skipped)
+    )
+    rows.update(zip(skipped, written, strict=True))
     end = decide_end(session, rows, states)
     await session.end(end.status, output=end.output, error=end.error)
     return end

@@ -8,16 +8,19 @@ stored answer per call position, is the one of durable execution engines such as
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agentmesh_dagster.errors import AgentMeshError, NodeError, ReplayError
+from agentmesh_dagster.errors import AgentMeshError, NodeError, ReplayError, RunRefused, StoreError
 from agentmesh_dagster.records import Event, Json, Step, StepStatus
 from agentmesh_dagster.specs.closure import content_hash
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.session import RunSession
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class StepAsk:
     parent_key: str | None = None
     predecessor_keys: tuple[str, ...] = ()
     request: Json
-    """The rendered input, free of secrets."""
+    """The rendered input; the row keeps it redacted."""
     definition_hash: str
     idempotent: bool
     """Whether it may run again after it was cut off."""
@@ -112,7 +115,7 @@ async def journalled_step(
         predecessor_keys=ask.predecessor_keys,
         attempt=known.attempt + 1 if known else 1,
         status=StepStatus.RUNNING,
-        input=ask.request,
+        input=session.redact(ask.request),
         fingerprint=fingerprint,
         queued_at=known.queued_at if known else now,
         started_at=now,
@@ -150,7 +153,11 @@ async def journalled_step(
         answer = await call(progress)
     except asyncio.CancelledError:
         status = StepStatus.CANCELED if ask.idempotent else StepStatus.UNKNOWN
-        await asyncio.shield(session.record(ended(status, StepAnswer()), waiting))
+        try:
+            await asyncio.shield(session.record(ended(status, StepAnswer()), waiting))
+        except (StoreError, RunRefused) as error:
+            # The cancellation goes on; a row that still says `running` reads as cut off, which it is.
+            _log.warning("step %s was canceled, and its row could not say so: %s", ask.key, error)
         raise
     except Exception as error:
         problem = session.error_json(error)

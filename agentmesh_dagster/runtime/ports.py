@@ -23,8 +23,10 @@ class Journal(Protocol):
         StoreError: The database could not be reached or refused; `retryable` says whether waiting may help.
     """
 
-    async def bind_run(self, run: Run, dagster_run_id: str) -> Run:
+    async def bind_run(self, run: Run, dagster_run_id: str, events: Sequence[Event] = ()) -> Run:
         """Stores a new run, or finds it: the stored run with `run.id`, with `dagster_run_id` among its Dagster runs.
+
+        The events are written in the same transaction, where the Dagster run was not bound yet.
 
         A run that is final and is bound by a further Dagster run (a retry) becomes `running` again.
         """

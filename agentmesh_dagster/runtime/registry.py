@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentmesh_dagster.constants import GROUP_NODES
 from agentmesh_dagster.errors import DefinitionError
+from agentmesh_dagster.specs.documents import NodeSpec
 from agentmesh_dagster.specs.nodes import NodeConfig
 
 if TYPE_CHECKING:
@@ -45,6 +46,23 @@ def node_types() -> Mapping[str, NodeType[Any]]:
             raise _bad_plugin(point.name, "takes a name that is taken")
         found[point.name] = cls()
     return MappingProxyType(found)
+
+
+def node_type_of(node: NodeSpec, types: Mapping[str, NodeType[Any]]) -> NodeType[Any]:
+    """The type of a node of a stored workflow.
+
+    Raises:
+        DefinitionError: No installed package offers it any more (code `node-type-missing`).
+    """
+    found = types.get(node.type)
+    if found is None:
+        raise DefinitionError(
+            f"node {node.id!r} has the type {node.type!r}, which nothing that is installed here offers (known: "
+            f"{', '.join(sorted(types))}): install the package that brings it under the entry-point group "
+            f"{GROUP_NODES!r}",
+            code="node-type-missing",
+        )
+    return found
 
 
 def node_configs() -> dict[str, type[NodeConfig]]:

@@ -15,6 +15,7 @@ from agentmesh_dagster.errors import AgentMeshError, NodeError, NodeTimeout, Rep
 from agentmesh_dagster.records import Json, Step, StepStatus
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType, NodeCall, NodeResult, Preparation, Say
+from agentmesh_dagster.runtime.registry import node_type_of
 from agentmesh_dagster.runtime.routing import EdgeState, NodeState, edge_state, live_edges, settle
 from agentmesh_dagster.runtime.scope import Scope, names_after, names_before
 from agentmesh_dagster.runtime.session import RunSession
@@ -22,6 +23,9 @@ from agentmesh_dagster.specs.documents import NodeSpec
 from agentmesh_dagster.specs.expressions import evaluate, render
 from agentmesh_dagster.specs.nodes import NodeConfig
 from agentmesh_dagster.specs.schema import validate_value
+
+CLEANUP_S = 5.0
+"""How long the clean-up of a node that was cut off may take before it is left behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,7 @@ class _NodeWork:
         self.scope = scope
         self.node = node
         self.key = scope.key(node.id)
-        self.type: AnyNodeType = session.environment.node_types[node.type]
+        self.type: AnyNodeType = node_type_of(node, session.environment.node_types)
         self.config: NodeConfig = self.type.parse(node)
         self.names = names_before(scope, session.run, node.id, finished)
         self.predecessors = tuple(
@@ -118,7 +122,7 @@ class _NodeWork:
         unfit: AgentMeshError | None = None
         request: Json = None
         try:
-            request = self.session.redact(self.type.request(self.config, preparation))
+            request = self.type.request(self.config, preparation)
         except AgentMeshError as error:
             unfit = error
         ask = StepAsk(
@@ -136,20 +140,19 @@ class _NodeWork:
         call = NodeCall(preparation=preparation, key=self.key, request=request)
 
         async def work(progress: StepProgress) -> StepAnswer:
+            self._check_bound()
             try:
                 if unfit is not None:
                     raise unfit
-                self._check_bound()
-                result = await self._attempts(call, progress)
-            except Exception as error:
+                return self._succeeded(await self._attempts(call, progress))
+            except Exception as error:  # noqa: BLE001 - whatever a node raises, on_error may handle
                 return self._handled(error)
-            return self._succeeded(result)
 
         return await journalled_step(self.session, ask, work)
 
     def _check_bound(self) -> None:
         bound = self.session.pinned.workflow.settings.max_steps
-        if not self.scope.prefix and self.session.executed_nodes() >= bound:
+        if not self.scope.prefix and not self.session.begin_node(self.key, bound):
             raise NodeError(
                 f"the run has run {bound} nodes, as many as settings.max_steps allows: raise it or mend the workflow",
                 code="max-steps",
@@ -160,10 +163,13 @@ class _NodeWork:
         """The node's body, as often as `retry` allows."""
         retry = self.node.retry
         attempts = retry.max_attempts if retry else 1
-        for number in range(1, attempts + 1):
+        number = 1
+        while True:
             try:
                 return await self._one_attempt(call)
             except Exception as error:
+                if call.start_over(cut_off=isinstance(error, NodeTimeout)):
+                    continue
                 if retry is None or number == attempts or not _worth_retrying(error):
                     raise
                 delay_s = retry.delay_before_s(number + 1)
@@ -176,7 +182,7 @@ class _NodeWork:
                 await self.session.environment.journal.record_events([event])
                 await asyncio.sleep(delay_s)
                 progress.attempt += 1
-        raise AssertionError("unreachable: the last attempt returns or raises")
+                number += 1
 
     async def _one_attempt(self, call: NodeCall) -> NodeResult:
         timeout_s = self.node.timeout_s or self.session.pinned.workflow.settings.node_timeout_s
@@ -207,7 +213,15 @@ class _NodeWork:
         problem = self.session.error_json(error)
         self.say(f"{self.key}: failed, handled by on_error: {self.node.on_error}: {problem['message']}")
         chosen: set[str | None] = {HANDLE_ERROR} if self.node.on_error == "route" else {None}
-        routing = self._route(chosen, StepStatus.FAILED, None, problem)
+        try:
+            routing = self._route(chosen, StepStatus.FAILED, None, problem)
+        except AgentMeshError as also:
+            raise NodeError(
+                f"{problem['message']} (handled by on_error: {self.node.on_error}, but then: {also.message})",
+                code=problem["code"],
+                path=self.key,
+                context={"error": problem, "then": self.session.error_json(also)},
+            ) from error
         return StepAnswer(status=StepStatus.FAILED, error=problem, routing_decision=routing)
 
     def _route(
@@ -265,7 +279,8 @@ async def _finishes(body: asyncio.Future[NodeResult], timeout_s: float) -> bool:
     finally:
         if not body.done():
             body.cancel()
-            await asyncio.gather(body, return_exceptions=True)
+            # Bounded: a body may swallow its cancellation, and the time-out holds all the same.
+            await asyncio.wait([body], timeout=CLEANUP_S)
 
 
 def _worth_retrying(error: Exception) -> bool:

@@ -25,6 +25,7 @@ __all__ = ["REDACTED", "EnvironmentSecrets", "Redactor", "SecretMissing", "Secre
 REDACTED: Final = "***"
 # Shorter values are not remembered: blotting out every "ab" would destroy more than it hides.
 MIN_LENGTH: Final = 4
+# From this length on a value is found inside other words too.
 _MIN_FRAGMENT: Final = 8
 
 E = TypeVar("E", bound=AgentMeshError)
@@ -67,7 +68,9 @@ class Redactor:
         # One assignment each, so that a reader on another thread sees the old or the new one.
         self._values = self._values | added
         forms = {form for value in self._values for form in _forms(value)}
-        self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
+        self._pattern = re.compile(
+            "|".join(_as_pattern(form) for form in sorted(forms, key=len, reverse=True))
+        )
 
     def redact(self, value: Json) -> Json:
         """The same JSON value without the known values, in keys too; itself where nothing is known."""
@@ -88,6 +91,12 @@ def _redact(pattern: re.Pattern[str], value: Json) -> Json:
     if isinstance(value, (list, tuple)):
         return [_redact(pattern, item) for item in cast("list[Json]", value)]
     return value
+
+
+def _as_pattern(form: str) -> str:
+    """A short value is looked for as a whole word: `test` is no part of `contest`."""
+    escaped = re.escape(form)
+    return escaped if len(form) >= _MIN_FRAGMENT else rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"
 
 
 def _forms(value: str) -> set[str]:

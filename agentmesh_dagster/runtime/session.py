@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.records import Event, Json, Run, RunSource, RunStatus, Step, StepStatus
@@ -19,6 +21,13 @@ from agentmesh_dagster.specs.schema import fill_and_coerce
 
 HANDOVER_S = 15.0
 """How long a lease outlives a process that did not end the run: more than step processes need to follow each other."""
+
+
+_END_EVENTS = {
+    RunStatus.SUCCEEDED: "run.completed",
+    RunStatus.FAILED: "run.failed",
+    RunStatus.CANCELED: "run.canceled",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +53,9 @@ class Launch:
     """What a Dagster run says of itself."""
 
     dagster_run_id: str
-    parent_dagster_run_id: str | None = None
-    is_retry: bool = False
-    """Dagster made it as a retry or a re-execution from failure of its parent: it continues the parent's run."""
+    continues: tuple[str, ...] = ()
+    """The Dagster runs whose run it goes on with, the nearest first: its parent, where Dagster made it as a retry or a
+    re-execution from failure; that one's parent too, where it was one itself; and so on."""
     is_selection: bool = False
     """Somebody chose some of its steps by hand."""
     source: RunSource = RunSource.UI
@@ -68,6 +77,12 @@ class RunSession:
         self.scope = Scope.of(pinned.workflow)
         self._rows: dict[str, Step] = {}
         self._lease: asyncio.Task[None] | None = None
+        self._begun: set[str] = set()
+        self._working: set[asyncio.Task[Any]] = set()
+        self.is_lease_lost = False
+        """Whether another Dagster run has taken the run over; nothing is written any more then."""
+        self.is_interrupted = False
+        """Whether this process was asked to stop."""
         self.ended: RunStatus | None = None
         """How this process ended the run, once it did."""
 
@@ -91,18 +106,60 @@ class RunSession:
         found = await self.rows([scope.key(name) for name in nodes])
         return {name: found[scope.key(name)] for name in nodes if scope.key(name) in found}
 
-    def executed_nodes(self) -> int:
-        """How many of the workflow's own nodes have run, as far as this process knows."""
-        return sum(
-            1
+    def begin_node(self, key: str, bound: int) -> bool:
+        """Counts a node of the workflow's own as one that runs; False where `bound` nodes have run before it.
+
+        Other step processes are seen as far as their rows were read; siblings of this process always.
+        """
+        ran = {
+            row.key
             for row in self._rows.values()
             if row.kind == "node" and row.is_finished and row.status is not StepStatus.SKIPPED
-        )
+        }
+        if len((ran | self._begun) - {key}) >= bound:
+            return False
+        self._begun.add(key)
+        return True
 
     async def record(self, step: Step, events: Sequence[Event] = ()) -> None:
-        """Writes a row and its events, then remembers the row."""
+        """Writes a row and its events, then remembers the row.
+
+        Raises:
+            RunRefused: Another Dagster run has taken the run over (code `lease-lost`).
+        """
+        if self.is_lease_lost:
+            raise self.lost()
         await self.environment.journal.record(step, events)
         self._rows[step.key] = step
+
+    def lost(self) -> RunRefused:
+        """The error of a Dagster run whose run was taken over."""
+        return RunRefused(
+            f"another Dagster run has taken over run {self.run.id!r}, because this one was not heard of for longer "
+            "than its lease; it ends here",
+            code="lease-lost",
+        )
+
+    @contextmanager
+    def at_work(self) -> Generator[None]:
+        """Registers the current task, which is canceled when the lease is lost.
+
+        Raises:
+            RunRefused: It was (code `lease-lost`).
+        """
+        task = asyncio.current_task()
+        if task is not None:
+            self._working.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.is_lease_lost:
+                raise self.lost() from None
+            self.is_interrupted = True
+            raise
+        finally:
+            if task is not None:
+                self._working.discard(task)
 
     def event(self, type: str, step_key: str | None = None, payload: Json = None) -> Event:
         """A new event of this run."""
@@ -130,11 +187,10 @@ class RunSession:
         await self.end(RunStatus.FAILED, error=error)
 
     async def end(self, status: RunStatus, *, output: Json = None, error: Json = None) -> None:
-        """Ends the run as succeeded or failed, unless it is final already."""
-        succeeded = status is RunStatus.SUCCEEDED
-        event = self.event(
-            "run.completed" if succeeded else "run.failed", None, None if error is None else {"error": error}
-        )
+        """Ends the run as succeeded, failed or canceled, unless it is final already or somebody else's."""
+        if self.is_lease_lost:
+            return
+        event = self.event(_END_EVENTS[status], None, None if error is None else {"error": error})
         moved = await self.environment.journal.finish_run(
             self.run.id, status, at=self.environment.clock.now(), output=output, error=error, events=[event]
         )
@@ -165,6 +221,8 @@ class RunSession:
             self._lease.cancel()
             await asyncio.gather(self._lease, return_exceptions=True)
             self._lease = None
+        if self.is_lease_lost:
+            return
         if self.ended is not None:
             await self.environment.journal.release_lease(self.run.id, self.dagster_run_id)
         else:
@@ -182,7 +240,11 @@ class RunSession:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                await self._renew(self.environment.lease_s)
+                if not await self._renew(self.environment.lease_s):
+                    self.is_lease_lost = True
+                    for task in self._working:
+                        task.cancel()
+                    return
             except StoreError as error:
                 # The next round may reach the database again; until then the lease runs on.
                 logging.getLogger(__name__).warning(
@@ -206,8 +268,9 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
     journal = environment.journal
     run = await journal.run_of(launch.dagster_run_id)
     is_bound = run is not None
-    if run is None and launch.is_retry and launch.parent_dagster_run_id is not None:
-        run = await journal.run_of(launch.parent_dagster_run_id)
+    for earlier in launch.continues:
+        # Of these, a refused one is bound to nothing.
+        run = run or await journal.run_of(earlier)
     if run is None:
         return await _start(environment, pinned, launch, input)
     if run.definition_hash != pinned.definition_hash:
@@ -221,7 +284,8 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
     await session.take_lease()
     try:
         if not is_bound:
-            session.run = await journal.bind_run(run, launch.dagster_run_id)
+            resumed = session.event("run.resumed", None, {"dagster_run_id": launch.dagster_run_id})
+            session.run = await journal.bind_run(run, launch.dagster_run_id, [resumed])
         await session.load()
     except BaseException:
         await session.close()
@@ -254,9 +318,9 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
         started_at=now,
         dagster_run_ids=(launch.dagster_run_id,),
     )
-    run = await environment.journal.bind_run(run, launch.dagster_run_id)
     session = RunSession(environment, run, pinned, launch.dagster_run_id)
-    await session.take_lease()
     payload = {"slug": run.slug, "version": run.version, "publication": run.publication}
-    await environment.journal.record_events([session.event("run.started", None, payload)])
+    started = session.event("run.started", None, payload)
+    session.run = await environment.journal.bind_run(run, launch.dagster_run_id, [started])
+    await session.take_lease()
     return session

@@ -1,4 +1,4 @@
-"""The closure: a workflow with all that it reaches, each at a fixed version. Stored at publishing, read by run workers."""
+"""The closure: a workflow with all that it reaches, at fixed versions. Stored at publishing, read by run workers."""
 
 from __future__ import annotations
 

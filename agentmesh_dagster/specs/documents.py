@@ -25,6 +25,8 @@ from agentmesh_dagster.specs.base import (
 Slug = Annotated[str, StringConstraints(max_length=100)]
 """Checked against `SLUG_PATTERN` by the validation, which says what is wrong with it."""
 
+TagKey = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}$")]
+
 Name = Annotated[str, StringConstraints(max_length=200)]
 
 __all__ = [
@@ -108,7 +110,8 @@ class WorkflowSettings(SpecModel):
     """The `timeout_s` of nodes that have none."""
     inline_s: Duration = Field(default=60.0, ge=0, le=3600)
     """The longest delay that a worker sits out."""
-    tags: dict[str, str] = Field(default_factory=dict)
+    tags: dict[TagKey, str] = Field(default_factory=dict)
+    """Tags of the job's runs; Dagster takes letters, digits, `_`, `-`, `.` and one `/` as a key."""
     priority: int | None = None
 
 

@@ -64,14 +64,22 @@ def load_path(path: str | os.PathLike[str]) -> list[LoadedDocument]:
     Raises:
         DefinitionError: A file cannot be read or is not a document (see `load_documents`), or there is none.
     """
+    return [document for file in document_files(path) for document in _load_file(file)]
+
+
+def document_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files that `load_path` loads; a path that is no folder is one, whether it is there or not.
+
+    Raises:
+        DefinitionError: The folder cannot be read, holds a link out of it, or holds no such file.
+    """
     root = Path(path)
-    if root.is_dir():
-        files = sorted(_files_under(root))
-        if not files:
-            _refuse(str(root), "holds no .yaml, .yml or .json file", "document-empty")
-    else:
-        files = [root]
-    return [document for file in files for document in _load_file(file)]
+    if not root.is_dir():
+        return [root]
+    files = sorted(_files_under(root))
+    if not files:
+        _refuse(str(root), "holds no .yaml, .yml or .json file", "document-empty")
+    return files
 
 
 def _files_under(root: Path) -> Iterator[Path]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import keyword
 
-RESERVED_IN_DAGSTER = frozenset({"input", "output", "config", "context", "type", "meta", "dict", *keyword.kwlist})
+RESERVED_IN_DAGSTER = frozenset(
+    {"input", "output", "config", "context", "type", "meta", "dict", *keyword.kwlist}
+)
 """Words that Dagster refuses as the name of a job or an op."""
 
 

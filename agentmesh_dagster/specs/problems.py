@@ -138,6 +138,9 @@ RULES: Final[dict[str, Rule]] = {
     # Prudence.
     "side-effect-ungated": _warning("A tool with side effects has a gate before it."),
     "too-many-for-max-steps": _warning("A workflow has no more nodes than `settings.max_steps` lets run."),
+    "output-schema-shadowed": _warning(
+        "Fields of an agent's object do not bear the names of its other outputs."
+    ),
     "not-in-effect": _warning("Every field has an effect in this release."),
     "timeout-missing": _warning("Nodes that wait for something outside have a timeout."),
 }

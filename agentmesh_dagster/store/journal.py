@@ -48,7 +48,7 @@ class StoreJournal:
         self._closed = False
         database.at_fork(self.leave_to_parent)
 
-    async def bind_run(self, run: Run, dagster_run_id: str) -> Run:
+    async def bind_run(self, run: Run, dagster_run_id: str, events: Sequence[Event] = ()) -> Run:
         """Stores a run or finds it, and binds a Dagster run to it.
 
         A further Dagster run makes a final or waiting run `running` again, at `resumed_at`; what ended it (output,
@@ -57,10 +57,11 @@ class StoreJournal:
         Raises:
             RunRefused: The Dagster run works on another run (code `dagster-run-bound`).
         """
-        return await self._writer.submit(
-            (run.id,),
-            lambda connection: bind_run(connection, self._database, run, dagster_run_id, self._clock.now()),
-        )
+
+        def write(connection: Connection) -> Run:
+            return bind_run(connection, self._database, run, dagster_run_id, self._clock.now(), events)
+
+        return await self._writer.submit((run.id,), write)
 
     async def run_of(self, dagster_run_id: str) -> Run | None:
         """The run that a Dagster run works on, or None where it is bound to none."""

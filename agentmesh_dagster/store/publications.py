@@ -121,13 +121,14 @@ class Publications:
         with self._database.read() as connection:
             return connection.execute(query).scalar_one()
 
-    def live(self, project: str, at: int | None = None) -> list[LiveJob]:
+    def live(self, project: str, at: int | None = None, *, include_withdrawn: bool = False) -> list[LiveJob]:
         """What is live, by kind and slug; without closures.
 
         Args:
             project: The project's slug.
-            at: As the log stood at this publication number; None for now. Definitions that are inactive or deleted now
-                are left out in both cases.
+            at: As the log stood at this publication number; None for now.
+            include_withdrawn: Whether those are told too that are inactive or deleted now: a run that has started goes
+                on with what it started with.
         """
         query = (
             select(
@@ -142,11 +143,11 @@ class Publications:
             .where(
                 definitions.c.project == project,
                 publications.c.action == "publish",
-                definitions.c.is_active,
-                definitions.c.archived_at.is_(None),
             )
             .order_by(definitions.c.kind, definitions.c.slug)
         )
+        if not include_withdrawn:
+            query = query.where(definitions.c.is_active, definitions.c.archived_at.is_(None))
         with self._database.read() as connection:
             rows = connection.execute(query).all()
         return [

@@ -214,7 +214,14 @@ def move_run(
     return True
 
 
-def bind_run(connection: Connection, database: Database, run: Run, dagster_run_id: str, now: datetime) -> Run:
+def bind_run(
+    connection: Connection,
+    database: Database,
+    run: Run,
+    dagster_run_id: str,
+    now: datetime,
+    records: Sequence[Event] = (),
+) -> Run:
     """Stores a run, or finds it, and binds a Dagster run to it (see the journal's `bind_run`)."""
     is_new = insert_run(connection, database, run, now)
     row = (
@@ -241,6 +248,7 @@ def bind_run(connection: Connection, database: Database, run: Run, dagster_run_i
                 dagster_run_id=dagster_run_id, run_id=run.id, ordinal=ordinal, bound_at=now
             )
         )
+        insert_events(connection, database, records)
     changed = {} if is_new else _reopened(row, run, now, by_further=owner is None)
     if changed:
         if not database.is_sqlite and "output" in changed:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agentmesh_dagster.constants import HANDLE_ERROR
+from agentmesh_dagster.constants import FINISH_OP, HANDLE_ERROR
 from agentmesh_dagster.specs.base import NODE_ID_PATTERN
 from agentmesh_dagster.specs.nodes import BranchConfig
 from agentmesh_dagster.specs.problems import Problem, Suggestions, suggestion
@@ -80,6 +80,13 @@ def _node_names(view: WorkflowView) -> Iterator[Problem]:
                 "Give one of them another id",
             )
             continue
+        if node.name == FINISH_OP:
+            yield Problem.of(
+                "node-id-collision",
+                path,
+                f"{node.id!r} is the name of the op that ends every run",
+                "Give the node another id",
+            )
         same = by_name.setdefault(node.name, node)
         if same is not node:
             yield Problem.of(

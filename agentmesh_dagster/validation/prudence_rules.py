@@ -56,6 +56,8 @@ def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | 
                 f"{node.id!r} may wait for ever: it has no timeout",
                 "Give it timeout_s, or the workflow settings.node_timeout_s",
             )
+    for node in view.nodes.values():
+        yield from _shadowed(node)
     settings = as_object(view.raw.get("settings")) or {}
     bound = settings.get("max_steps", WorkflowSettings().max_steps)
     if isinstance(bound, int) and len(view.nodes) > bound:
@@ -80,6 +82,24 @@ def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | 
                 node.path,
                 f"{node.id!r} may call the tool {tool!r}, which has side effects, and nobody is asked before",
                 "Put a human node before it on every way, or give the tool requires_approval",
+            )
+
+
+_AGENT_OUTPUTS: Final = ("text", "object", "usage", "tool_calls")
+
+
+def _shadowed(node: NodeView) -> Iterator[Problem]:
+    """Fields of an agent's object that its other outputs hide, as `steps.x.output.text` is the whole answer."""
+    schema = getattr(node.config, "output_schema", None)
+    if node.type != "agent" or schema is None:
+        return
+    for name in as_object((as_object(schema) or {}).get("properties")) or {}:
+        if name in _AGENT_OUTPUTS:
+            yield Problem.of(
+                "output-schema-shadowed",
+                f"{node.path}.config.output_schema.properties.{name}",
+                f"'output.{name}' of an agent is something else than the field {name!r} of its object",
+                f"Read it as 'output.object.{name}', or give the field another name",
             )
 
 

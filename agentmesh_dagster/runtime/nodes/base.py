@@ -52,8 +52,17 @@ class Preparation:
 
 
 @dataclass
-class _Counter:
+class _Calls:
+    """Where a node stands among its calls."""
+
     finished: dict[str, int] = field(default_factory=dict[str, int])
+    """By kind: how many calls have an answer, spent ones included."""
+    spent: dict[str, int] = field(default_factory=dict[str, int])
+    """How many of the first model calls belong to attempts that got all their answers and failed."""
+    is_open: bool = False
+    """Whether the last call has no answer."""
+    made: int = 0
+    """How many calls of this attempt were really made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +72,7 @@ class NodeCall:
     preparation: Preparation
     key: str
     request: Json
-    _counter: _Counter = field(default_factory=_Counter)
+    _calls: _Calls = field(default_factory=_Calls)
 
     @property
     def session(self) -> RunSession:
@@ -85,8 +94,8 @@ class NodeCall:
     ) -> tuple[Step, bool]:
         """Makes one call under the key `<node>/<kind>/<n>`, or replays it.
 
-        `n` counts the finished calls of the node, over all its attempts: a failed call keeps its number and is made
-        again under it, and a finished one is never asked for twice.
+        `n` counts the calls of the node, over all its attempts: a failed call keeps its number and is made again under
+        it, after the finished ones before it were replayed.
 
         Args:
             kind: `llm` or `tool`.
@@ -94,7 +103,8 @@ class NodeCall:
             call: Makes the call; gets the step key, whose hash is the same in every attempt.
             idempotent: Whether the call may be repeated after it was cut off.
         """
-        number = self._counter.finished.get(kind, 0) + 1
+        calls = self._calls
+        number = calls.finished.get(kind, 0) + 1
         key = f"{self.key}/{kind}/{number}"
         node = self.preparation.node
         ask = StepAsk(
@@ -104,18 +114,42 @@ class NodeCall:
             node_type=node.type,
             node_name=node.name,
             parent_key=self.key,
-            request=self.session.redact(request),
+            request=request,
             definition_hash=self.session.run.definition_hash,
             idempotent=idempotent,
             announce=True,
         )
 
         async def make(_progress: StepProgress) -> StepAnswer:
+            calls.made += 1
             return await call(key)
 
+        calls.is_open = True
         answer = await journalled_step(self.session, ask, make)
-        self._counter.finished[kind] = number
+        calls.is_open = False
+        calls.finished[kind] = number
         return answer
+
+    def start_over(self, *, cut_off: bool) -> bool:
+        """Makes ready for another attempt, after one that failed.
+
+        Where a call failed, or the attempt was cut off, the answers before are good: the next attempt replays them.
+        Where all calls were answered, the model's answers are what the node could not use: the next attempt asks it
+        anew. What a tool answered is never asked for again.
+
+        Returns:
+            Whether the failed attempt was nothing but a replay of one that an earlier Dagster run made.
+        """
+        calls = self._calls
+        is_spent = not calls.is_open and not cut_off
+        was_told_again = (
+            is_spent and not calls.made and calls.finished.get("llm", 0) > calls.spent.get("llm", 0)
+        )
+        if is_spent:
+            calls.spent = {"llm": calls.finished.get("llm", 0)}
+        calls.finished = dict(calls.spent)
+        calls.is_open, calls.made = False, 0
+        return was_told_again
 
 
 class NodeType(ABC, Generic[ConfigT]):

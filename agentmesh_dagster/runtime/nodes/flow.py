@@ -110,7 +110,11 @@ class DelayNode(NodeType[DelayConfig]):
             return {
                 "until": _moment(preparation.render(config.until, "until"), preparation.node.id).isoformat()
             }
-        seconds = parse_duration(preparation.render(config.seconds, "seconds"))
+        given = preparation.render(config.seconds, "seconds")
+        try:
+            seconds = parse_duration(given)
+        except ValueError:
+            seconds = given
         if (
             isinstance(seconds, bool)
             or not isinstance(seconds, int | float)
