@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # What is published first: a workflow's closure takes the versions that its agents and tools have then.
 _PUBLISHING_ORDER = ("tool", "agent", "workflow", "network")
+_PLACES_SHOWN = 3
 _REFERENCE_CODES = ("reference-missing", "reference-inactive")
 
 
@@ -164,7 +165,8 @@ class Authoring:
         errors = [{**p.to_json(), "source": d.source} for d in unread for p in d.problems]
         errors += [{**p.to_json(), "source": s} for s, found in checked for p in found.checked.errors]
         if errors:
-            raise DocumentInvalid(f"{_count(len(errors), 'problem')} found; nothing was stored", errors)
+            places = ", ".join(dict.fromkeys(str(error["source"]) for error in errors[:_PLACES_SHOWN]))
+            raise DocumentInvalid(f"{_count(len(errors), 'problem')} in {places}; nothing was stored", errors)
         documents = [found.checked.document for _, found in checked if found.checked.document is not None]
         before = {(d.kind, d.slug): d.latest_version for d in self._store.catalog.list(self._project)}
         versions = self._store.catalog.save_many(

@@ -14,15 +14,11 @@ step() { printf '\n\033[1m%s\033[0m\n' "\$ $*"; "$@"; }
 start() {
     rm -rf "$DAGSTER_HOME"
     mkdir -p "$DAGSTER_HOME"
-    cat >"$DAGSTER_HOME/dagster.yaml" <<YAML
-telemetry: {enabled: false}
-sensors: {use_threads: true, num_workers: 4}
-YAML
     step agentmesh import packs/support_triage --publish
 }
 
 if [ "${1:-}" = dev ]; then
-    [ -e "$DAGSTER_HOME/dagster.yaml" ] || start
+    [ -e "$DAGSTER_HOME/agentmesh.db" ] || start
     exec agentmesh dev
 fi
 

@@ -140,12 +140,12 @@ def test_the_run_page_shows_every_node_as_an_op_with_what_it_gave(server: DevSer
         for event in page["eventConnection"]["events"]
         if event["__typename"] == "ExecutionStepOutputEvent"
     }
-    assert outputs["greet"]["output"]["text"] == "Say hello to Ada."
+    assert outputs["greet"]["output"] == "Say hello to Ada."
     assert outputs["greet"]["input_tokens"] > 0
     assert outputs["greet"]["output_tokens"] > 0
     assert outputs["greet"]["cost_usd"] == 0.0
     assert outputs["greet"]["model"] == "offline/echo"
-    assert outputs["end"]["output"] == {"greeting": "Say hello to Ada."}
+    assert json.loads(outputs["end"]["output"]) == {"greeting": "Say hello to Ada."}
     logged = [e["message"] for e in page["eventConnection"]["events"] if e["__typename"] == "LogMessageEvent"]
     assert any("greet: offline/echo answered" in line for line in logged)
 
@@ -156,6 +156,7 @@ def test_the_run_page_shows_every_node_as_an_op_with_what_it_gave(server: DevSer
         live = store.publications.live_one("default", "workflow", "hello")
         assert live is not None
         assert run.publication == live.id
+    assert tags["agentmesh/publication"] == str(live.id)
 
 
 def test_the_job_page_shows_description_definition_and_kinds(server: DevServer):

@@ -99,7 +99,7 @@ def test_dagster_executes_a_job_from_anywhere(home: Project, absolute: bool):
         live = store.publications.live_one("default", "workflow", "support-triage")
     assert live is not None
     assert run.status is RunStatus.SUCCEEDED
-    assert run.source is RunSource.API
+    assert run.source is RunSource.CLI
     assert (run.version, run.publication) == (live.version, live.id)
     assert run.input["customer"] == {"name": "Ada", "tier": "premium"}
     assert run.output["outcome"] == "answered"

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "agentmesh_dagster"
-INTERNALS = sorted((PACKAGE / "orchestration").glob("*_internals.py"))
+INTERNALS = sorted(PACKAGE.rglob("*_internals.py"))
 INSTALLED = f"dagster {version('dagster')}"
 
 # What is called, with the arguments that are passed. A leading "*" stands for: passed by position.

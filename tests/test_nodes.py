@@ -457,7 +457,7 @@ class TestRows:
     def test_dagster_sees_each_node_as_an_op_with_a_preview(self):
         result = run(chain(transform("a", {"x": 1}))).dagster_result
         (output,) = [e for e in result.events_for_node("a") if e.is_successful_output]
-        assert output.step_output_data.metadata["output"].value == {"x": 1}
+        assert output.step_output_data.metadata["output"].value == '{"x": 1}'
         assert output.step_output_data.metadata["status"].value == "succeeded"
 
     def test_a_failed_node_is_a_failed_op_with_its_message(self):
@@ -466,6 +466,11 @@ class TestRows:
         assert "no luck" in failure.user_failure_data.description
         assert failure.user_failure_data.metadata["code"].value == "function-failed"
         assert result.failure_data_for_node("agentmesh_finish") is None
+
+    def test_a_longer_output_is_shown_as_json(self):
+        result = run(chain(transform("a", {"x": "y" * 300}))).dagster_result
+        (output,) = [e for e in result.events_for_node("a") if e.is_successful_output]
+        assert output.step_output_data.metadata["output"].value == {"x": "y" * 300}
 
     def test_a_large_output_is_cut_in_the_preview_and_whole_in_the_journal(self):
         result = run(chain(transform("a", "{{ input.long }}")), {"long": "ä" * 5000})

@@ -8,7 +8,13 @@ from urllib.parse import quote
 import pytest
 
 from agentmesh_dagster.errors import DefinitionError, ModelError
-from agentmesh_dagster.runtime.secrets import EnvironmentSecrets, SecretMissing, Secrets, load_provider
+from agentmesh_dagster.runtime.secrets import (
+    EnvironmentSecrets,
+    Redactor,
+    SecretMissing,
+    Secrets,
+    load_provider,
+)
 
 VALUE = 'p@ss/w0rd "quoted"\n&more'
 
@@ -18,6 +24,14 @@ def secrets_with(**values: str) -> Secrets:
     for name in values:
         secrets.lookup(name)
     return secrets
+
+
+def test_a_short_value_is_no_part_of_other_words():
+    redactor = Redactor(["test"])
+    assert (
+        redactor.redact("the latest contest: test, 'test' and test-1")
+        == "the latest contest: ***, '***' and ***-1"
+    )
 
 
 def test_nothing_given_out_leaves_values_as_they_are() -> None:

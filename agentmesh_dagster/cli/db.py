@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from agentmesh_dagster.cli.context import CliContext, json_option, pass_cli, print_json
+from agentmesh_dagster.cli.context import CliContext, actor, json_option, pass_cli, print_json
 from agentmesh_dagster.settings import database_url
 
 
@@ -17,11 +17,13 @@ def db() -> None:
 @json_option
 @pass_cli
 def upgrade(cli: CliContext, as_json: bool) -> None:
-    """Bring the database's schema up to date."""
+    """Bring the database's schema up to date, and store what installed packages supply."""
+    from agentmesh_dagster.authoring import Authoring
     from agentmesh_dagster.store import open_store
 
     with open_store(database_url(cli.root), upgrade=True) as store:
         status = store.status()
+        Authoring(store, cli.project, actor=actor()).sync_system()
     if as_json:
         print_json({"revision": status.current, "head": status.head, "up_to_date": True})
     else:

@@ -42,7 +42,10 @@ def import_(cli: CliContext, paths: tuple[Path, ...], publish: bool, message: st
     new one. Documents may refer to each other in any order. Folders are searched for .yaml, .yml and .json
     files.
     """
-    stored = cli.authoring().import_paths(paths, publish=publish, message=message)
+    authoring = cli.authoring()
+    # First, so that the documents may refer to what packages supply.
+    authoring.sync_system()
+    stored = authoring.import_paths(paths, publish=publish, message=message)
     if not as_json:
         print_warnings((f"{item.kind} {item.slug}", warning) for item in stored for warning in item.warnings)
         rows = [

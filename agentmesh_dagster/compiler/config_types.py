@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import dagster as dg
-from dagster._config import ConfigScalar, ConfigScalarKind
 
+from agentmesh_dagster.compiler.config_internals import ConfigScalar, ConfigScalarKind
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.specs.fields import as_list, as_object
@@ -54,6 +54,9 @@ def _field(path: str, schema: Json, required: bool) -> dg.Field:
     # A default is shown here and filled by `start`; Dagster's own default would have to pass Dagster's types.
     described = schema.get("description") or schema.get("title")
     notes = [str(described)] if described else []
+    values = as_list(schema.get("enum"))
+    if values:
+        notes.append(f"One of: {', '.join(map(str, values))}.")
     if "default" in schema:
         notes.append(f"Default: {schema['default']!r}.")
     return dg.Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -19,6 +19,7 @@ from agentmesh_dagster.constants import (
     TAG_PROJECT,
     TAG_PUBLICATION,
 )
+from agentmesh_dagster.errors import AgentMeshError
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType
 from agentmesh_dagster.runtime.registry import node_type_of
 from agentmesh_dagster.runtime.session import Pinned
@@ -27,6 +28,7 @@ from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.names import job_name
 
 _PRIORITY_TAG = "dagster/priority"
+SHOWN_HASH_CHARS = 12
 
 
 def build_job(
@@ -61,9 +63,27 @@ def build_job(
         resource_defs={"agentmesh": resource},
         logger_defs={"console": dg.colored_console_logger},
         executor_def=_executor(workflow.settings, executors),
-        tags=_definition_tags(pinned),
-        run_tags=_run_tags(pinned),
+        # Not `run_tags`: a launch through the API leaves those out.
+        tags=construct_tags(pinned),
         metadata=_metadata(pinned, link),
+    )
+
+
+def build_broken_job(name: str, error: Exception) -> dg.JobDefinition:
+    """A job that says why a publication cannot be built, so that one does not take a whole code location down."""
+    code = error.code if isinstance(error, AgentMeshError) else "unexpected"
+    reason = error.message if isinstance(error, AgentMeshError) else f"{type(error).__name__}: {error}"
+
+    def compute(_op_context: Any, _inputs: Any) -> Iterator[dg.Output[None]]:
+        raise dg.Failure(description=reason, metadata={"code": code}, allow_retries=False)
+        yield
+
+    op = dg.OpDefinition(compute_fn=compute, name=f"{name}__broken", outs={"done": dg.Out(dg.Nothing)})
+    return dg.JobDefinition(
+        name=name,
+        graph_def=dg.GraphDefinition(name=name, node_defs=[op]),
+        description=f"Cannot be built: {reason}",
+        executor_def=dg.in_process_executor,
     )
 
 
@@ -119,22 +139,16 @@ def _executor(
 
 
 def _takes_max_concurrent(executor: dg.ExecutorDefinition) -> bool:
-    field = executor.config_schema.as_field() if executor.config_schema is not None else None
-    return (
-        "max_concurrent" in (getattr(field.config_type, "fields", None) or {}) if field is not None else False
-    )
+    field = executor.config_schema.as_field()
+    return "max_concurrent" in (getattr(field.config_type, "fields", None) or {})
 
 
-def _definition_tags(pinned: Pinned) -> dict[str, str]:
-    tags = {TAG_PROJECT: pinned.project}
-    if pinned.workflow.category:
-        tags[TAG_CATEGORY] = pinned.workflow.category
-    return tags
-
-
-def _run_tags(pinned: Pinned) -> dict[str, str]:
+def construct_tags(pinned: Pinned) -> dict[str, str]:
+    """The tags of the job, which its runs carry."""
     settings = pinned.workflow.settings
     tags = {**settings.tags, TAG_PROJECT: pinned.project, TAG_PUBLICATION: str(pinned.publication)}
+    if pinned.workflow.category:
+        tags[TAG_CATEGORY] = pinned.workflow.category
     if settings.priority is not None:
         tags[_PRIORITY_TAG] = str(settings.priority)
     return tags
@@ -144,10 +158,11 @@ def _metadata(pinned: Pinned, link: str | None) -> dict[str, Any]:
     document = pinned.workflow.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     metadata: dict[str, Any] = {
         "agentmesh/version": pinned.version,
-        "agentmesh/publication": pinned.publication,
-        "agentmesh/definition_hash": pinned.definition_hash,
         "agentmesh/definition": dg.MetadataValue.json(json.loads(json.dumps(document))),
+        "agentmesh/publication": pinned.publication,
+        "agentmesh/definition_hash": pinned.definition_hash[:SHOWN_HASH_CHARS],
         "agentmesh/input_schema": dg.MetadataValue.json(pinned.workflow.input_schema),
+        "agentmesh/export": f"agentmesh export workflow {pinned.slug} --version {pinned.version}",
     }
     if link is not None:
         metadata["agentmesh/source"] = dg.MetadataValue.url(link)

@@ -24,6 +24,8 @@ from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.nodes import AgentConfig, ToolConfig
 
 RESOURCE_KEY = "agentmesh"
+SHORT_CHARS = 200
+"""Up to this length JSON is shown as text; beyond, behind a button."""
 PREVIEW_CHARS = 2_000
 """How much of an output stands in Dagster's metadata; all of it is in the journal."""
 
@@ -126,6 +128,9 @@ def construct_op_tags(closure: Closure, node_type: AnyNodeType, config: object) 
         tags[TAG_MODEL] = _models(closure, config)[0]
     if isinstance(config, ToolConfig):
         kinds.append(closure.tools[config.tool.split("@")[0]].document.type)
+    if kinds:
+        # What the picture of a job shows; the kinds are what the catalog shows.
+        tags["dagster/compute_kind"] = kinds[0]
     return {**tags, **{f"dagster/kind/{kind}": "" for kind in kinds}}
 
 
@@ -150,7 +155,7 @@ def output_metadata(outcome: NodeOutcome) -> Mapping[str, Any]:
     row = outcome.row
     if row is None:
         return {}
-    metadata: dict[str, Any] = {"status": row.status.value, "output": preview(row.output)}
+    metadata: dict[str, Any] = {"status": row.status.value, "output": preview(shown_output(row))}
     if row.error is not None:
         metadata["error"] = row.error["message"][:PREVIEW_CHARS]
     if row.routing_decision and row.routing_decision["handles"]:
@@ -158,6 +163,14 @@ def output_metadata(outcome: NodeOutcome) -> Mapping[str, Any]:
     if outcome.replayed:
         metadata["replayed"] = True
     return metadata | usage_metadata(row)
+
+
+def shown_output(row: Step) -> Json:
+    """The output without what stands in metadata of its own: of an agent, its object or its text."""
+    output = as_object(row.output)
+    if row.node_type != "agent" or output is None:
+        return row.output
+    return output.get("object", output.get("text"))
 
 
 def usage_metadata(row: Step) -> dict[str, Any]:
@@ -180,6 +193,6 @@ def preview(value: Json) -> dg.MetadataValue[Any]:
         return dg.MetadataValue.text(
             f"{text[:PREVIEW_CHARS]}... ({len(text)} characters; all of it is in the journal)"
         )
-    if as_object(value) is not None or as_list(value) is not None:
+    if len(text) > SHORT_CHARS and (as_object(value) is not None or as_list(value) is not None):
         return dg.MetadataValue.json(value)
     return dg.MetadataValue.text(value if isinstance(value, str) else text)

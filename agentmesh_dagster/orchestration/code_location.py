@@ -7,13 +7,14 @@ was launched; `dagster job execute` has nobody to hand it over, and reads the ne
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from agentmesh_dagster.authoring import Authoring
-from agentmesh_dagster.compiler.job import build_job
+from agentmesh_dagster.compiler.job import build_broken_job, build_job
 from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.constants import METADATA_PUBLICATION
 from agentmesh_dagster.errors import DefinitionError
@@ -24,6 +25,8 @@ from agentmesh_dagster.records import LiveJob, Publication
 from agentmesh_dagster.runtime.registry import node_types
 from agentmesh_dagster.specs.names import job_name
 
+_log = logging.getLogger(__name__)
+
 
 def build_code_location(
     agentmesh: AgentMesh,
@@ -33,7 +36,7 @@ def build_code_location(
     jobs: Sequence[dg.JobDefinition] = (),
     default_executor: dg.ExecutorDefinition = agentmesh_executor,
     link: Callable[[LiveJob], str] | None = None,
-    name: str = "agentmesh",
+    name: str = "__repository__",
 ) -> dg.RepositoryDefinition:
     """A repository with a job for every live workflow of a project.
 
@@ -44,7 +47,7 @@ def build_code_location(
         jobs: Further jobs of your own.
         default_executor: The executor of workflows whose settings name none.
         link: Gives the URL of a job's source, shown in the UI.
-        name: The repository's name.
+        name: The repository's name; by default Dagster's own for a location's only one, which its UI leaves out.
 
     Raises:
         StoreError: The database cannot be read.
@@ -60,12 +63,17 @@ def build_code_location(
 
     def lazy_job(live: LiveJob) -> Callable[[], dg.JobDefinition]:
         def build() -> dg.JobDefinition:
-            return build_published_job(
-                publications.get(live.publication_id),
-                resource=resource,
-                executors=executors,
-                link=link(live) if link else None,
-            )
+            try:
+                return build_published_job(
+                    publications.get(live.publication_id),
+                    resource=resource,
+                    executors=executors,
+                    link=link(live) if link else None,
+                )
+            except Exception as error:  # noqa: BLE001 - one job must not take the others down
+                name = job_name(live.kind, live.slug)
+                _log.warning("the job %s cannot be built: %s", name, error)
+                return build_broken_job(name, error)
 
         return build
 

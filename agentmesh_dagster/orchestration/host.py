@@ -63,12 +63,15 @@ class AgentMesh:
     """How long a run's lease lasts unrenewed; a killed worker's run is found out after that."""
 
     @staticmethod
-    def of_project(start: Path | None = None, *, function_modules: tuple[str, ...] = ()) -> AgentMesh:
+    def of_project(
+        start: Path | None = None, *, function_modules: tuple[str, ...] = (), lease_s: float = 60.0
+    ) -> AgentMesh:
         """The one that the environment and the project's folder name.
 
         Args:
             start: A folder of the project; default the working directory.
             function_modules: See the field.
+            lease_s: See the field.
         """
         root = project_root(start)
         return AgentMesh(
@@ -76,6 +79,7 @@ class AgentMesh:
             project=project_slug(),
             function_modules=function_modules,
             root=root,
+            lease_s=lease_s,
         )
 
     def store(self) -> Store:
@@ -263,8 +267,10 @@ def construct_launch(run: dg.DagsterRun, steps: frozenset[str], instance: dg.Dag
     tags: Mapping[str, str] = run.tags
     source = next((source for tag, source in _SOURCES_BY_TAG.items() if tag in tags), None)
     if source is None:
+        # What nobody launched through a webserver or daemon, a command executes: `dagster job execute`.
+        other = RunSource.API if run.remote_job_origin is not None else RunSource.CLI
         stated = tags.get(TAG_SOURCE, "")
-        source = RunSource(stated) if stated in RunSource._value2member_map_ else RunSource.API
+        source = RunSource(stated) if stated in RunSource._value2member_map_ else other
     return Launch(
         dagster_run_id=run.run_id,
         continues=tuple(_continued(run, instance)),

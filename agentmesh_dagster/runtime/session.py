@@ -19,8 +19,8 @@ from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.specs.documents import WorkflowSpec
 from agentmesh_dagster.specs.schema import fill_and_coerce
 
-HANDOVER_S = 15.0
-"""How long a lease outlives a process that did not end the run: more than step processes need to follow each other."""
+RENEWAL_S = 5.0
+"""The longest time between two renewals of a lease."""
 
 
 _END_EVENTS = {
@@ -203,7 +203,7 @@ class RunSession:
         Raises:
             RunRefused: Another Dagster run works on the run (code `lease-held`).
         """
-        if not await self._renew(self.environment.lease_s):
+        if not await self._renew():
             raise RunRefused(
                 f"another Dagster run is working on run {self.run.id!r}; this one ends here, and nothing was done "
                 "twice",
@@ -212,35 +212,31 @@ class RunSession:
         self._lease = asyncio.get_running_loop().create_task(self._keep_lease())
 
     async def close(self) -> None:
-        """Stops renewing the lease; gives it back where this process ended the run.
+        """Stops renewing the lease and gives it back.
 
-        Otherwise other step processes of the same Dagster run may be at work, now or in a moment: the lease is left to
-        run out soon, unless they renew it.
+        Another step process of the same Dagster run takes it again with its next renewal. Without a lease, the
+        reconciler believes Dagster.
         """
         if self._lease is not None:
             self._lease.cancel()
             await asyncio.gather(self._lease, return_exceptions=True)
             self._lease = None
-        if self.is_lease_lost:
-            return
-        if self.ended is not None:
+        if not self.is_lease_lost:
             await self.environment.journal.release_lease(self.run.id, self.dagster_run_id)
-        else:
-            await self._renew(min(self.environment.lease_s, HANDOVER_S))
 
-    async def _renew(self, seconds: float) -> bool:
+    async def _renew(self) -> bool:
         now = self.environment.clock.now()
-        until = now + timedelta(seconds=seconds)
+        until = now + timedelta(seconds=self.environment.lease_s)
         return await self.environment.journal.renew_lease(
             self.run.id, self.dagster_run_id, now=now, until=until
         )
 
     async def _keep_lease(self) -> None:
-        interval_s = min(self.environment.lease_s, HANDOVER_S) / 3
+        interval_s = min(self.environment.lease_s / 3, RENEWAL_S)
         while True:
             await asyncio.sleep(interval_s)
             try:
-                if not await self._renew(self.environment.lease_s):
+                if not await self._renew():
                     self.is_lease_lost = True
                     for task in self._working:
                         task.cancel()
