@@ -89,7 +89,7 @@ def test_errors_lose_their_secrets() -> None:
     assert "topsecret" not in str(error) + json.dumps(error.to_json()) + repr(error)
     assert secrets.redact_error(ValueError("bad topsecret")) == {
         "code": "unexpected",
-        "domain": "agentmesh",
+        "domain": "node",
         "category": "system",
         "message": "ValueError: bad ***",
     }

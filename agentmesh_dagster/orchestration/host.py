@@ -22,7 +22,6 @@ from agentmesh_dagster.constants import TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
 from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
-from agentmesh_dagster.runtime.journalled import error_json
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.runtime.nodes.base import Say
 from agentmesh_dagster.runtime.session import Launch, Pinned, RunSession, open_session
@@ -152,7 +151,7 @@ class Host:
         try:
             return run_on_loop(self._work(context, pinned, body, log.say))
         except Exception as error:  # noqa: BLE001 - whatever a node raises becomes a failed op
-            problem = self.environment.secrets.redact(error_json(error))
+            problem = self.environment.secrets.redact_error(error)
             metadata: dict[str, Any] = {"code": problem["code"], "error": dg.MetadataValue.json(problem)}
             if problem["code"] == "unexpected":
                 shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agentmesh_dagster.errors import AgentMeshError, NodeError, ReplayError, RunRefused, StoreError
+from agentmesh_dagster.errors import NodeError, ReplayError, RunRefused, StoreError
 from agentmesh_dagster.records import Event, Json, Step, StepStatus
 from agentmesh_dagster.specs.closure import content_hash
 
@@ -193,15 +193,3 @@ async def _refuse_repeat(session: RunSession, known: Step) -> None:
         row = replace(known, status=StepStatus.UNKNOWN, error=problem, dagster_run_id=session.dagster_run_id)
         await session.record(row, [session.event("step.failed", known.key, {"error": problem})])
     raise error
-
-
-def error_json(error: BaseException) -> dict[str, Json]:
-    """An error as the journal keeps it, before redaction: ours as they are, others by type and message."""
-    if isinstance(error, AgentMeshError):
-        return error.to_json()
-    return {
-        "code": "unexpected",
-        "domain": "node",
-        "category": "system",
-        "message": f"{type(error).__name__}: {error}"[:2000],
-    }

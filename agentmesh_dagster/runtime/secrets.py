@@ -27,6 +27,8 @@ REDACTED: Final = "***"
 MIN_LENGTH: Final = 4
 # From this length on a value is found inside other words too.
 _MIN_FRAGMENT: Final = 8
+# How much of a foreign error is kept.
+_MAX_MESSAGE: Final = 2_000
 
 E = TypeVar("E", bound=AgentMeshError)
 
@@ -160,10 +162,8 @@ class Secrets:
         """An error as a JSON object without secrets; foreign errors get the code `unexpected`."""
         if isinstance(error, AgentMeshError):
             return self.redact(error.to_json())
-        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return self.redact(
-            {"code": "unexpected", "domain": "agentmesh", "category": "system", "message": message}
-        )
+        message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE] if str(error) else type(error).__name__
+        return self.redact({"code": "unexpected", "domain": "node", "category": "system", "message": message})
 
     def scrub(self, error: E) -> E:
         """The same error object without secrets, and without chained errors, which may quote them.

@@ -13,7 +13,6 @@ from typing import Any
 from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.records import Event, Json, Run, RunSource, RunStatus, Step, StepStatus
 from agentmesh_dagster.runtime.environment import Environment
-from agentmesh_dagster.runtime.journalled import error_json
 from agentmesh_dagster.runtime.scope import Scope
 from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.specs.documents import WorkflowSpec
@@ -180,7 +179,7 @@ class RunSession:
 
     def error_json(self, error: BaseException) -> dict[str, Json]:
         """An error as the journal keeps it."""
-        return self.redact(error_json(error))
+        return self.environment.secrets.redact_error(error)
 
     async def fail(self, error: Json) -> None:
         """Ends the run as failed, unless it is final already."""

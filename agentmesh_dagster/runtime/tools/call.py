@@ -135,6 +135,9 @@ async def _call(tool: ToolSpec, value: Json, context: ToolContext, types: Mappin
     try:
         output = await asyncio.wait_for(tool_type.call(tool, config, prepared, context), bound_s)
     except asyncio.TimeoutError:
+        if bound_s is None:
+            # The tool's own, and no bound of ours.
+            raise
         output = _TIMED_OUT
     if output is _TIMED_OUT:
         raise ToolFailure(
