@@ -96,6 +96,9 @@ def test_a_signal_in_the_main_thread_cancels_the_coroutine_and_awaits_its_cleanu
 import asyncio, os, signal
 from agentmesh_dagster.runtime.loop import run_on_loop
 
+# A shell starts background jobs with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 async def work():
     asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGINT)
     try:
