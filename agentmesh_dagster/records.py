@@ -249,7 +249,8 @@ class Audit:
     project: str
     actor: str
     action: str
-    """`import`, `edit`, `publish`, `unpublish`, `delete`, `activate`, `deactivate`, `copy`, `cancel`, `decision`."""
+    """`import`, `edit`, `publish`, `unpublish`, `delete`, `activate`, `deactivate`, `copy`; of runs `cancel`, `retry`,
+    `decision`."""
     entity: str
     """`<kind>/<slug>` or `run/<id>`."""
     version: int | None = None

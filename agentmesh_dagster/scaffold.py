@@ -76,6 +76,8 @@ from pathlib import Path
 
 from agentmesh_dagster import AgentMesh
 
+# `function_modules` are the modules whose functions `code` nodes and `function` tools may call, such as
+# ("my_functions",) for my_functions.py in the project's folder.
 agentmesh = AgentMesh.of_project(Path(__file__).parent, function_modules=())
 '''
 

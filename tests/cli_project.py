@@ -126,7 +126,7 @@ def run(*args: str, **options: Any) -> Outcome:
 def environment() -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join([str(Path.cwd()), root, os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "AGENTMESH_FUNCTION_MODULES": "flaky_code"}
+    return {**os.environ, "PYTHONPATH": path, "AGENTMESH_FUNCTION_MODULES": "flaky_code,typed_code"}
 
 
 def write_documents(folder: Path) -> None:

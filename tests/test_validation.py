@@ -606,7 +606,7 @@ def test_every_rule_stands_in_the_table_and_is_tested() -> None:
         "node-id-invalid", "node-id-collision", "node-unreachable", "branch-no-default", "input-undeclared",
         "timeout-missing", "secret-unconfigured", "side-effect-ungated", "mapping-missing", "mapping-unknown",
         "mapping-mismatch", "document-duplicate", "job-name-collision", "reference-missing", "reference-inactive",
-        "reference-conflict", "reference-cycle", "too-many-for-max-steps", "output-schema-shadowed",
+        "reference-conflict", "reference-cycle", "too-many-for-max-steps", "output-schema-shadowed", "delay-too-long",
     }  # fmt: skip
     assert {code for code, _, _ in CASES} | elsewhere == set(RULES)
 
@@ -636,6 +636,13 @@ def test_fields_that_an_agents_other_outputs_hide_are_a_warning() -> None:
     document = changed(W, "nodes.1.config.output_schema", schema)
     assert ("output-schema-shadowed", "nodes[1].config.output_schema.properties.text") in found(document)
     assert "properties.risk" not in str(found(document))
+
+
+def test_a_delay_that_no_worker_sits_out() -> None:
+    document = changed(chain(3), "nodes.1", {"id": "n0", "type": "delay", "config": {"seconds": "2m"}})
+    document = changed(document, "settings", {"inline_s": 60})
+    assert found(document) == [("delay-too-long", "nodes[1].config.seconds")]
+    assert found(changed(document, "settings.inline_s", "2m")) == []
 
 
 def test_more_nodes_than_may_run_are_a_warning() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -51,7 +52,12 @@ class CliContext:
 
         context = click.get_current_context().find_root()
         if "store" not in context.meta:
-            context.meta["store"] = context.with_resource(open_store(database_url(self.root)))
+            url = database_url(self.root)
+            file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+            is_new = file is not None and not file.exists()
+            context.meta["store"] = context.with_resource(open_store(url))
+            if is_new:
+                click.echo(f"note: made a new, empty database: {file}", err=True)
         return context.meta["store"]
 
     def check_project(self) -> None:
@@ -173,10 +179,15 @@ def read_json_option(text: str | None, option: str) -> Json:
         except UnicodeDecodeError:
             raise click.BadParameter(f"{source} is not UTF-8 text", param_hint=option) from None
     try:
-        return json.loads(content, parse_constant=_refuse)
+        return json.loads(content, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"{source} holds no JSON: {error}", param_hint=option) from None
 
 
-def _refuse(word: str) -> None:
+def _finite(word: str) -> float:
+    number = float(word)
+    return number if math.isfinite(number) else _refuse(word)
+
+
+def _refuse(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -54,7 +56,7 @@ def run(
     """
     value = read_json_option(input_text, "--input")
     publication = _published(cli, kind, slug)
-    _check_input(publication, value)
+    value = _fitted_input(publication, value)
     report_result(
         cli, _run_here(cli, publication, value, _tags(tags), show=_shows_progress(as_json)), as_json=as_json
     )
@@ -101,17 +103,34 @@ def _published(cli: CliContext, kind: str, slug: str) -> Publication:
     )
 
 
-def _check_input(publication: Publication, value: Json) -> None:
+def _fitted_input(publication: Publication, value: Json) -> Json:
+    """The input with the schema's defaults, losslessly coerced: Dagster's own check of it is stricter."""
     from agentmesh_dagster.compiler.snapshot import construct_pinned
     from agentmesh_dagster.specs.schema import fill_and_coerce, validate_value
 
     schema = construct_pinned(publication).workflow.input_schema
-    issues = validate_value(schema, fill_and_coerce(schema, value))
+    fitted = fill_and_coerce(schema, value)
+    issues = validate_value(schema, fitted)
     if issues:
         lines = "\n".join(f"  {issue.path}: {issue.message}" for issue in issues)
         raise DefinitionError(
             f"--input does not fit the input_schema of {publication.slug!r}:\n{lines}", code="run-input"
         )
+    return fitted
+
+
+@contextmanager
+def _stdout_for_results() -> Generator[None]:
+    """What nodes print goes to stderr: stdout is for the run's result alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _tags(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -135,7 +154,8 @@ def _run_here(
 
     job = pinned_job(cli.root, publication)
     all_tags = {TAG_SOURCE: RunSource.CLI.value, "user": actor(), **tags}
-    with open_dagster(cli) as instance, _Progress(cli.store(), publication, enabled=show):
+    progress = _Progress(cli.store(), publication, enabled=show)
+    with open_dagster(cli) as instance, progress, _stdout_for_results():
         result = run_here(AgentMesh.of_project(cli.root), job, value, instance=instance, tags=all_tags)
         return _started(result, instance)
 
@@ -151,7 +171,8 @@ def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
     with open_dagster(cli) as instance:
         run = check_retryable(store, instance, run)
         job = pinned_job(cli.root, publication)
-        with _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json)):
+        progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
+        with progress, _stdout_for_results():
             result = continue_here(AgentMesh.of_project(cli.root), job, run, instance=instance, by=actor())
         return _started(result, instance)
 

@@ -148,6 +148,10 @@ def print_run(run: Run, steps: Sequence[Step]) -> None:
         click.echo(json.dumps(run.output, ensure_ascii=False, indent=2))
     elif run.error is not None:
         click.echo(f"{run.error['code']}: {run.error['message']}")
+    if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
+        click.echo(
+            f"`agentmesh runs retry {run.id[:8]}` goes on where it stopped, without repeating what finished"
+        )
 
 
 def print_trace(steps: Iterable[Step]) -> None:

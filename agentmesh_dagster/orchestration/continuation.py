@@ -132,6 +132,7 @@ def continue_here(
             f"the Dagster run {parent_id!r} was deleted from this Dagster instance",
             code="dagster-run-missing",
         )
+    agentmesh.store().audit.add(run.project, "retry", actor=by, entity=f"run/{run.id}", version=run.version)
     # All steps, not those that Dagster holds for failed: a killed worker's steps have no end, and what finished costs
     # nothing to replay.
     result = dg.execute_job(

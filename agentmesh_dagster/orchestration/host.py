@@ -153,6 +153,10 @@ class Host:
         except Exception as error:  # noqa: BLE001 - whatever a node raises becomes a failed op
             problem = self.environment.secrets.redact_error(error)
             metadata: dict[str, Any] = {"code": problem["code"], "error": dg.MetadataValue.json(problem)}
+            # A user's function brings its own frames; of anything else unexpected, all are shown.
+            context_of = problem.get("context", {})
+            if "traceback" in context_of:
+                metadata["traceback"] = dg.MetadataValue.text(context_of.pop("traceback"))
             if problem["code"] == "unexpected":
                 shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
                 metadata["traceback"] = dg.MetadataValue.text(self.environment.secrets.redact(shown))

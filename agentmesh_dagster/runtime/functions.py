@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_type_hints
@@ -30,6 +31,8 @@ from agentmesh_dagster.runtime.tools.errors import ToolFailure, ToolRefused
 __all__ = ["Function", "FunctionRegistry", "run_in_thread", "to_json"]
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)\Z", re.ASCII)
+_FRAMES_SHOWN: Final = 20
+_TRACEBACK_CHARS: Final = 4_000
 _KEYWORD_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -85,7 +88,7 @@ class Function:
                 f"{self.reference} failed: {detail}",
                 code="function-failed",
                 retryable=True,
-                context={"exception": type(error).__name__},
+                context={"exception": type(error).__name__, "traceback": _own_frames(error)},
             )
         raise failure
 
@@ -114,6 +117,17 @@ class Function:
             }
             return {**given, **(parsed.model_extra or {})}
         raise ToolRefused(message, code="tool-input")
+
+
+def _own_frames(error: BaseException) -> str:
+    """Where a function failed, from its own first frame on; bounded."""
+    frames = error.__traceback__
+    while (
+        frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__
+    ):
+        frames = frames.tb_next
+    shown = "".join(traceback.format_exception(type(error), error, frames, limit=_FRAMES_SHOWN, chain=False))
+    return shown[-_TRACEBACK_CHARS:]
 
 
 class FunctionRegistry:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from agentmesh_dagster.errors import RunRefused, StoreError
+from agentmesh_dagster.errors import NodeError, RunRefused, StoreError
 from agentmesh_dagster.records import Event, Json, Run, RunSource, RunStatus, Step, StepStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.scope import Scope
-from agentmesh_dagster.specs.closure import Closure
+from agentmesh_dagster.specs.closure import Closure, content_hash
 from agentmesh_dagster.specs.documents import WorkflowSpec
 from agentmesh_dagster.specs.schema import fill_and_coerce
 
@@ -296,6 +296,14 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
             "Choose 'Re-execute all' (a new run) or 'Re-execute from failure' (continues this one)",
             code="step-selection",
         )
+    fitted = fill_and_coerce(pinned.workflow.input_schema, input)
+    try:
+        content_hash(fitted)
+    except ValueError as error:
+        raise NodeError(
+            f"the run's input holds what JSON cannot ({error}): numbers are finite, and text is Unicode",
+            code="run-input",
+        ) from None
     now = environment.clock.now()
     run = Run(
         id=launch.dagster_run_id,
@@ -307,7 +315,7 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
         definition_hash=pinned.definition_hash,
         source=launch.source,
         triggered_by=launch.triggered_by,
-        input=fill_and_coerce(pinned.workflow.input_schema, input),
+        input=fitted,
         status=RunStatus.RUNNING,
         queued_at=now,
         started_at=now,

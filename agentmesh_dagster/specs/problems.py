@@ -135,6 +135,7 @@ RULES: Final[dict[str, Rule]] = {
     "mapping-mismatch": _error("A mapped value can fit the target's input schema."),
     "document-duplicate": _error("One import holds each document once."),
     "job-name-collision": _error("No two documents become the same Dagster job."),
+    "delay-too-long": _error("A delay of a fixed length is no longer than `settings.inline_s`."),
     # Prudence.
     "side-effect-ungated": _warning("A tool with side effects has a gate before it."),
     "too-many-for-max-steps": _warning("A workflow has no more nodes than `settings.max_steps` lets run."),

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from agentmesh_dagster.specs.base import Reference, marked_fields
+from agentmesh_dagster.specs.base import Reference, marked_fields, parse_duration
 from agentmesh_dagster.specs.documents import AgentSpec, Document, ToolSpec, WorkflowSettings
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
 from agentmesh_dagster.specs.problems import Problem
@@ -56,9 +56,10 @@ def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | 
                 f"{node.id!r} may wait for ever: it has no timeout",
                 "Give it timeout_s, or the workflow settings.node_timeout_s",
             )
+    settings = as_object(view.raw.get("settings")) or {}
     for node in view.nodes.values():
         yield from _shadowed(node)
-    settings = as_object(view.raw.get("settings")) or {}
+        yield from _too_long(node, settings)
     bound = settings.get("max_steps", WorkflowSettings().max_steps)
     if isinstance(bound, int) and len(view.nodes) > bound:
         yield Problem.of(
@@ -83,6 +84,24 @@ def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | 
                 f"{node.id!r} may call the tool {tool!r}, which has side effects, and nobody is asked before",
                 "Put a human node before it on every way, or give the tool requires_approval",
             )
+
+
+def _too_long(node: NodeView, settings: JsonObject) -> Iterator[Problem]:
+    """Delays that no worker sits out."""
+    seconds = getattr(node.config, "seconds", None)
+    inline_s = parse_duration(settings.get("inline_s", WorkflowSettings().inline_s))
+    if (
+        node.type == "delay"
+        and isinstance(seconds, float)
+        and isinstance(inline_s, float)
+        and seconds > inline_s
+    ):
+        yield Problem.of(
+            "delay-too-long",
+            f"{node.path}.config.seconds",
+            f"{node.id!r} waits {seconds:g} s, and a worker sits out at most settings.inline_s = {inline_s:g} s",
+            "Raise settings.inline_s (up to 3600), or wait for less",
+        )
 
 
 _AGENT_OUTPUTS: Final = ("text", "object", "usage", "tool_calls")
