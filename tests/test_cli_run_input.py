@@ -1,4 +1,4 @@
-"""What goes into `agentmesh run` and what comes out: coerced input, refused numbers, prints, and a function's traceback."""
+"""What goes into `agentmesh run` and what comes out: coerced input, refused numbers, prints, a function's traceback."""
 
 from __future__ import annotations
 
