@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _FOREIGN = re.compile(
     r"AGENTMESH_.*|DAGSTER_.*|LITELLM_.*|AWS_.*|AZURE_.*|GOOGLE_.*|VERTEX.*|OPENAI_.*|ANTHROPIC_.*"
@@ -27,3 +30,12 @@ network_guard.install()
 
 # The databases that the tests of the store run on, as fixtures for all tests.
 pytest_plugins = ["store_fixtures"]
+
+
+@pytest.fixture(autouse=True)
+def no_load_context() -> Iterator[None]:
+    """Dagster keeps how a process loaded its first code location, and tests load many."""
+    yield
+    module = sys.modules.get("dagster._core.definitions.definitions_load_context")
+    if module is not None:
+        module.DefinitionsLoadContext._instance = None

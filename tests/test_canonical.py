@@ -91,7 +91,7 @@ def test_the_form() -> None:
             "nodes": [
                 {"type": "start", "id": "start", "join": "any", "config": {}},
                 {
-                    "config": {"seconds": "2m"},
+                    "config": {"seconds": "30s"},
                     "type": "delay",
                     "id": "wait",
                     "retry": {"delay_s": "1m", "max_attempts": 2},
@@ -126,7 +126,7 @@ def test_the_form() -> None:
         'kind: workflow\nslug: w\nname: "yes"\ndescription: |\n  Two\n  lines\n'
         "metadata:\n  a:\n  - c: 2\n    d: 1\n  b: 1\n"
         "nodes:\n- id: start\n  type: start\n"
-        "- id: wait\n  type: delay\n  config:\n    seconds: 120\n  retry:\n    max_attempts: 2\n    delay_s: 60\n"
+        "- id: wait\n  type: delay\n  config:\n    seconds: 30\n  retry:\n    max_attempts: 2\n    delay_s: 60\n"
         '  position:\n    x: 1.5\n    "y": 2.0\n'
         '- id: size\n  type: branch\n  config:\n    conditions:\n    - when: "true"\n      handle: a\n    default: b\n'
         "- id: end\n  type: end\n  config:\n    output:\n      a: null\n      b: 1\n"
