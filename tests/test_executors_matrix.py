@@ -8,7 +8,7 @@ from dagster import DagsterRunStatus
 from workflow_project import open_project
 
 from agentmesh_dagster.clock import SystemClock
-from agentmesh_dagster.orchestration.reconcile import lease_of, reconcile_run
+from agentmesh_dagster.orchestration.reconcile import reconcile_run
 from agentmesh_dagster.records import RunStatus
 
 ECHO = {"kind": "agent", "slug": "echo", "model": "offline/echo"}
@@ -133,6 +133,6 @@ def test_a_run_of_step_processes_is_not_taken_for_dead_between_its_steps(tmp_pat
             def report_run_failed(self, *_arguments):
                 raise AssertionError("a run that goes on was reported failed")
 
-        assert lease_of(project.store, run) is None
+        assert project.store.runs.lease(run.id) is None
         running = replace(run, status=RunStatus.RUNNING)
         assert reconcile_run(project.store, Between(), running, None, SystemClock()) is None

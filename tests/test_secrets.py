@@ -26,6 +26,25 @@ def secrets_with(**values: str) -> Secrets:
     return secrets
 
 
+@pytest.mark.parametrize("before", ["", "a", "ab", "Bearer ", "user:"])
+@pytest.mark.parametrize("after", ["", "z", "zz"])
+def test_no_character_of_an_encoded_value_is_left(before: str, after: str):
+    secret = "s3cret-value-of-the-service"
+    redactor = Redactor([secret])
+    whole = (before + secret + after).encode()
+    for encoded in (base64.b64encode(whole).decode(), base64.urlsafe_b64encode(whole).decode()):
+        shown = redactor.redact(f"<{encoded}>")
+        assert "***" in shown
+        left = shown.strip("<>").split("***")
+        # At most what encodes the neighbours alone.
+        assert len(left[0]) <= -(-len(before) * 8 // 6)
+        assert len(left[1].rstrip("=")) <= -(-len(after) * 8 // 6)
+    assert (
+        redactor.redact(f"hex {secret.encode().hex()} HEX {secret.encode().hex().upper()}")
+        == "hex *** HEX ***"
+    )
+
+
 def test_a_short_value_is_no_part_of_other_words():
     redactor = Redactor(["test"])
     assert (

@@ -198,11 +198,6 @@ def find_run(store: Store, dagster_run_id: str) -> Run | None:
         return None
 
 
-def lease_of(store: Store, run: Run) -> Lease | None:
-    """The lease on a run."""
-    return store.runs.lease(run.id)
-
-
 def _correct(
     store: Store,
     run: Run,

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote, quote_plus
 
 from agentmesh_dagster.constants import ENV_SECRETS_PROVIDER, GROUP_SECRETS
@@ -53,7 +53,7 @@ class Redactor:
     """Replaces known values, in the forms in which they commonly surface, by `***`.
 
     The forms: as it is, without surrounding white space, percent-encoded, JSON-escaped, as Python shows it,
-    and base64 (also as a part of a longer encoded text, such as `Basic` credentials); of a value of several
+    hexadecimal, and base64 (also as a part of a longer encoded text, such as `Basic` credentials); of a value of several
     lines, each long line.
     """
 
@@ -69,10 +69,9 @@ class Redactor:
             return
         # One assignment each, so that a reader on another thread sees the old or the new one.
         self._values = self._values | added
-        forms = {form for value in self._values for form in _forms(value)}
-        self._pattern = re.compile(
-            "|".join(_as_pattern(form) for form in sorted(forms, key=len, reverse=True))
-        )
+        patterns = {pattern for value in self._values for pattern in _patterns(value)}
+        longest_first = sorted(patterns, key=lambda pattern: len(pattern.form), reverse=True)
+        self._pattern = re.compile("|".join(pattern.expression for pattern in longest_first))
 
     def redact(self, value: Json) -> Json:
         """The same JSON value without the known values, in keys too; itself where nothing is known."""
@@ -95,22 +94,43 @@ def _redact(pattern: re.Pattern[str], value: Json) -> Json:
     return value
 
 
-def _as_pattern(form: str) -> str:
+class _Pattern(NamedTuple):
+    form: str
+    expression: str
+
+
+def _patterns(value: str) -> set[_Pattern]:
+    texts = _texts(value)
+    found = {_Pattern(form, _as_expression(form)) for text in texts for form in _forms(text)}
+    # The characters at both ends of base64 hold bits of the neighbours too; they go with the rest, and the padding.
+    return found | {
+        _Pattern(form, rf"[A-Za-z0-9+/_-]?{re.escape(form)}[A-Za-z0-9+/_-]?=*")
+        for text in texts
+        for form in _base64_forms(text.encode("utf-8", "surrogatepass"))
+    }
+
+
+def _as_expression(form: str) -> str:
     """A short value is looked for as a whole word: `test` is no part of `contest`."""
     escaped = re.escape(form)
     return escaped if len(form) >= _MIN_FRAGMENT else rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"
 
 
-def _forms(value: str) -> set[str]:
-    plain = {value, value.strip()}
+def _texts(value: str) -> set[str]:
+    """The value, without white space around it, and of several lines each long one."""
     lines = value.splitlines()
-    if len(lines) > 1:
-        plain |= {line.strip() for line in lines if len(line.strip()) >= _MIN_FRAGMENT}
-    forms = set(plain)
-    for text in plain:
-        forms |= {quote(text), quote(text, safe=""), quote_plus(text)}
-        forms |= {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]}
-        forms |= _base64_forms(text.encode("utf-8", "surrogatepass"))
+    long = (
+        {line.strip() for line in lines if len(line.strip()) >= _MIN_FRAGMENT}
+        if len(lines) > 1
+        else set[str]()
+    )
+    return {value, value.strip(), *long}
+
+
+def _forms(text: str) -> set[str]:
+    hexadecimal = text.encode("utf-8", "surrogatepass").hex()
+    forms = {text, hexadecimal, hexadecimal.upper(), quote(text), quote(text, safe=""), quote_plus(text)}
+    forms |= {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]}
     return {form for form in forms if len(form) >= MIN_LENGTH}
 
 

@@ -126,8 +126,8 @@ RULES: Final[dict[str, Rule]] = {
     "secret-unconfigured": _warning("Secrets are configured where the check runs."),
     # References and other documents.
     "reference-invalid": _error("A reference is a slug, or a slug with `@` and a version."),
-    "reference-missing": _error("What a document refers to exists."),
-    "reference-inactive": _error("What a document refers to is active."),
+    "reference-missing": _error("What a document refers to exists (a warning until it is published)."),
+    "reference-inactive": _error("What a document refers to is active (a warning until it is published)."),
     "reference-conflict": _error("All that a workflow reaches agrees on one version of each document."),
     "reference-cycle": _error("No workflow contains itself."),
     "mapping-missing": _error("A mapped input gives what the target's input schema requires."),
