@@ -53,8 +53,8 @@ class Redactor:
     """Replaces known values, in the forms in which they commonly surface, by `***`.
 
     The forms: as it is, without surrounding white space, percent-encoded, JSON-escaped, as Python shows it,
-    hexadecimal, and base64 (also as a part of a longer encoded text, such as `Basic` credentials); of a value of several
-    lines, each long line.
+    hexadecimal, and base64 (also as a part of a longer encoded text, such as `Basic` credentials); of a value of
+    several lines, each long line.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
