@@ -16,12 +16,13 @@ SETUP := pyproject.toml constraints.txt
 export DAGSTER_DISABLE_TELEMETRY := yes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check format bench clean
+.PHONY: help setup demo dev test soak check format bench clean
 
 help:
 	@echo "make demo    publish and run an example workflow (sets up $(VENV) first, like all targets)"
 	@echo "make dev     Dagster UI and daemon on the demo's project"
 	@echo "make test    run the tests"
+	@echo "make soak    kill a run at every fault point, on both databases: minutes"
 	@echo "make check   ruff, format, pyright, import-linter, docs"
 	@echo "make format  mend what ruff can mend"
 	@echo "make bench   measure against hand-written Dagster jobs"
@@ -61,6 +62,9 @@ dev: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@$(IN_VENV) $(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.installed-dev
+	@$(IN_VENV) $(BIN)/python -m pytest -m soak --numprocesses=0 $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -11,24 +11,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentmesh_dagster.orchestration.code_location import build_code_location
     from agentmesh_dagster.orchestration.executor import agentmesh_executor
+    from agentmesh_dagster.orchestration.gate_sensor import build_gate_sensor, build_gate_sensors
     from agentmesh_dagster.orchestration.host import AgentMesh
     from agentmesh_dagster.orchestration.sensors import build_reconciler_sensor, build_run_status_sensors
+    from agentmesh_dagster.runtime.step_context import StepContext
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AgentMesh",
+    "StepContext",
     "__version__",
     "agentmesh_executor",
     "build_code_location",
+    "build_gate_sensor",
+    "build_gate_sensors",
     "build_reconciler_sensor",
     "build_run_status_sensors",
 ]
 
 _HOMES = {
     "AgentMesh": "agentmesh_dagster.orchestration.host",
+    "StepContext": "agentmesh_dagster.runtime.step_context",
     "agentmesh_executor": "agentmesh_dagster.orchestration.executor",
     "build_code_location": "agentmesh_dagster.orchestration.code_location",
+    "build_gate_sensor": "agentmesh_dagster.orchestration.gate_sensor",
+    "build_gate_sensors": "agentmesh_dagster.orchestration.gate_sensor",
     "build_reconciler_sensor": "agentmesh_dagster.orchestration.sensors",
     "build_run_status_sensors": "agentmesh_dagster.orchestration.sensors",
 }

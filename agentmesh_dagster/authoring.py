@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentmesh_dagster.constants import GROUP_DEFINITIONS
 from agentmesh_dagster.errors import DefinitionError, DocumentInvalid, NotFound
 from agentmesh_dagster.records import Json, Publication, Version
+from agentmesh_dagster.runtime.notify.registry import notifier_configs
 from agentmesh_dagster.runtime.registry import node_configs
 from agentmesh_dagster.runtime.secrets import load_provider
 from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
@@ -205,7 +206,11 @@ class Authoring:
         document = parse_stored(stored)
         library = StoreLibrary(self._store, self._project)
         checked = validate_document(
-            stored.document, node_configs=node_configs(), library=library, secrets_known=_secret_is_known
+            stored.document,
+            node_configs=node_configs(),
+            notify_configs=notifier_configs(),
+            library=library,
+            secrets_known=_secret_is_known,
         )
         if checked.errors:
             problems = [problem.to_json() for problem in checked.errors]
@@ -261,7 +266,11 @@ class Authoring:
             return ()
         library = StoreLibrary(self._store, self._project)
         found = validate_raw(
-            raws, node_configs=node_configs(), library=library, secrets_known=_secret_is_known
+            raws,
+            node_configs=node_configs(),
+            notify_configs=notifier_configs(),
+            library=library,
+            secrets_known=_secret_is_known,
         )
         errors = [problem.to_json() for source in found for problem in source.checked.errors]
         if errors:
@@ -324,6 +333,7 @@ class Authoring:
         found = validate_raw(
             [document.data for document in loaded],
             node_configs=node_configs(),
+            notify_configs=notifier_configs(),
             library=StoreLibrary(self._store, self._project) if publish else None,
             secrets_known=_secret_is_known,
         )

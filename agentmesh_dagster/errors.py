@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AgentMeshError",
+    "ApprovalError",
     "DefinitionError",
     "DocumentInvalid",
     "ExpressionError",
@@ -19,6 +20,7 @@ __all__ = [
     "NodeTimeout",
     "NotFound",
     "ReplayError",
+    "ReplayedFailure",
     "RunRefused",
     "StoreError",
     "ToolError",
@@ -148,6 +150,17 @@ class ToolError(AgentMeshError):
     default_code = "tool"
 
 
+class ApprovalError(AgentMeshError):
+    """A decision was refused.
+
+    Codes: `already-decided`, `gate-closed`, `not-assignee`, `not-your-turn`, `separation`, `already-voted`,
+    `bad-decision`, `form` (with `context.issues`), `stale`, `no-approval`, `ambiguous-approval`.
+    """
+
+    domain = "approval"
+    default_code = "approval"
+
+
 class NodeError(AgentMeshError):
     """A node failed for a reason of its own."""
 
@@ -186,3 +199,14 @@ class ReplayError(AgentMeshError):
     domain = "replay"
     category = "system"
     default_code = "replay"
+
+
+class ReplayedFailure(AgentMeshError):
+    """A step failed in an earlier Dagster run of this run, and is not run again; its error as the journal has it."""
+
+    def __init__(self, problem: Mapping[str, Any] | None) -> None:
+        self._problem = dict(problem or {"code": "failed", "message": "the step failed"})
+        super().__init__(self._problem["message"], code=self._problem["code"])
+
+    def to_json(self) -> dict[str, Any]:
+        return self._problem

@@ -181,6 +181,8 @@ class Run:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
+    retries_left: int = 0
+    """How often AgentMesh itself may still retry the run after a failure (`dagster/max_retries`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,9 +252,9 @@ class Audit:
     actor: str
     action: str
     """`import`, `edit`, `publish`, `unpublish`, `delete`, `activate`, `deactivate`, `copy`; of runs `cancel`, `retry`,
-    `decision`."""
+    `decision`, `decision-refused`."""
     entity: str
-    """`<kind>/<slug>` or `run/<id>`."""
+    """`<kind>/<slug>`, `run/<id>`, `group/<name>`; of a decision on nothing known `approval/<id as given>`."""
     version: int | None = None
     detail: Json = None
 
@@ -264,3 +266,183 @@ class Lease:
     run_id: str
     dagster_run_id: str
     expires_at: datetime
+
+
+class WaitKind(str, Enum):
+    """What a wait waits for."""
+
+    HUMAN = "human"
+    """People, at a `human` node."""
+    TOOL = "tool"
+    """People, who approve a tool's call."""
+    UNKNOWN = "unknown"
+    """People, who say whether a call that was cut off took effect."""
+    SUSPEND = "suspend"
+    """Data for `suspend(...)` inside a function or a plugin's node."""
+    TIMER = "timer"
+    """A moment."""
+    EVENT = "event"
+    """A named event with a correlation key."""
+
+    @property
+    def is_approval(self) -> bool:
+        """Whether people decide it, by votes."""
+        return self in (WaitKind.HUMAN, WaitKind.TOOL, WaitKind.UNKNOWN)
+
+
+class WaitStatus(str, Enum):
+    """Where a wait stands."""
+
+    OPEN = "open"
+    DECIDED = "decided"
+    """It has an answer: of people, of an event, or because its moment came."""
+    EXPIRED = "expired"
+    """Its deadline passed; the answer says what that means."""
+    CANCELED = "canceled"
+    """Nobody waits any more; `closed_by` says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Something that a step waits for while no worker does: a gate, a suspension, a timer, an event.
+
+    A wait that people decide is an approval. One per run, step key and label, for ever: its answer is what a replay
+    reads.
+    """
+
+    id: str
+    project: str
+    run_id: str
+    step_key: str
+    label: str = ""
+    kind: WaitKind
+    node_id: str = ""
+    """The workflow's node that waits, or in which the step that waits stands."""
+    title: str = ""
+    body: str = ""
+    """Markdown."""
+    data: Json = None
+    """Shown to those who decide; of a suspension its payload, of a tool call `{"tool": slug, "arguments": {...}}`."""
+    options: tuple[str, ...] = ()
+    """What may be decided; empty: `approved` or `rejected`."""
+    multiple: bool = False
+    """Whether several options may be chosen at once."""
+    form_schema: Json = None
+    """JSON Schema of the data given with a decision; None: any object, or nothing."""
+    prefill: Json = None
+    """The form's first values."""
+    assignees: tuple[str, ...] = ()
+    """Who may decide: names, and groups as `group:<name>`; empty: anybody."""
+    required: int = 1
+    """How many of them must agree."""
+    ordered: bool = False
+    """Whether they vote in the order in which they are listed."""
+    separation: bool = False
+    """Whether the run's launcher may not decide."""
+    launcher: str = ""
+    """Who launched the run."""
+    on_timeout: str = "fail"
+    """`approve`, `reject`, `fail` or `route`."""
+    timeout_data: Json = None
+    cancel_siblings: bool = False
+    binding: str = ""
+    """Hash of what an approval of a tool call is given for: tool, arguments and definition."""
+    event_name: str = ""
+    event_key: str = ""
+    notify: Json = None
+    """A list of notifiers' configs as written, secrets unrendered."""
+    created_at: datetime
+    deadline_at: datetime | None = None
+    """When it expires; of a timer, the moment itself."""
+    remind_at: datetime | None = None
+    """When those who may decide are reminded; None: never, or done."""
+    escalate_at: datetime | None = None
+    """When `escalate_to` may decide too; None: never, or done."""
+    escalate_to: tuple[str, ...] = ()
+    status: WaitStatus = WaitStatus.OPEN
+    closed_by: str = ""
+    """`decision`, `timeout`, `timer`, `event`, `sibling` (another gate's `cancel_siblings`), `run` (canceled or over),
+    or `superseded` (the call that it was asked for has changed)."""
+    answer: Json = None
+    """Of an approval `{"decision": "approved" | "rejected" | "timeout" | option | [options], "data", "by", "at",
+    "comment"}`, with `votes` where several were required; of a timer `{"decision": "elapsed", "at"}`; of a suspension
+    and an event `{"decision": "received", "data", "by", "at"}`. `decision` is `timeout` where `on_timeout` is `fail`
+    or `route`."""
+    decided_at: datetime | None = None
+    used_at: datetime | None = None
+    """When a Dagster run of its run took the answer up; until then a decided wait asks for a continuation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """One person's word on an approval; every accepted one is kept."""
+
+    by: str
+    decision: Json
+    """`approved`, `rejected`, an option, or a list of options where `multiple`."""
+    data: Json = None
+    comment: str = ""
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The right to continue a run once: made by the store, carried by one Dagster run as a tag."""
+
+    id: str
+    run_id: str
+    reason: str
+    """`gate`: something that was waited for has come; `retry`: the run failed and is retried; `resume`: somebody asked
+    for it."""
+    made_at: datetime
+    dagster_run_id: str | None = None
+    """The Dagster run that it is bound to."""
+    is_current: bool = True
+    """False when it was given back, because no Dagster run had bound it in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyRun:
+    """A run that can go on and that nobody continues."""
+
+    run_id: str
+    slug: str
+    publication: int
+    definition_hash: str
+    dagster_run_ids: tuple[str, ...]
+    reason: str
+    """As a claim's: `gate` or `retry`."""
+    expired_claim: str | None = None
+    """A claim that was made for it and that no Dagster run has bound in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What became of an event that was sent."""
+
+    event_id: str
+    completed: tuple[str, ...] = ()
+    """The ids of the waits that it answered."""
+    is_kept: bool = False
+    """Whether it waits for a wait, until it expires."""
+    is_duplicate: bool = False
+    """Whether an event of this id was delivered before; nothing was done then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A message to people about an approval, on its way to one notifier."""
+
+    id: str
+    wait_id: str
+    project: str
+    reason: str
+    """`opened`, `reminder` or `escalated`."""
+    channel: Json
+    """The notifier's config as written, secrets unrendered: `{"type": "webhook", ...}`."""
+    attempts: int = 0
+    next_at: datetime | None = None
+    """When it is tried next; None: sent, or given up."""
+    sent_at: datetime | None = None
+    error: str = ""
+    """Why the last attempt failed."""

@@ -19,10 +19,15 @@ nux:
 run_queue:
   dequeue_interval_seconds: 1
 
-# Sensors side by side, so that one that holds its tick open does not keep the others waiting.
+# Runs start warm: each is forked from a process that has the libraries loaded, LiteLLM among them.
+run_launcher:
+  module: agentmesh_dagster.orchestration.launcher
+  class: WarmRunLauncher
+
+# Sensors side by side: the gate sensors hold their ticks open, and must not keep the others waiting.
 sensors:
   use_threads: true
-  num_workers: 4
+  num_workers: 8
 
 retention:
   sensor:
@@ -86,10 +91,11 @@ SENSORS = '''\
 
 from __future__ import annotations
 
-from agentmesh_dagster import build_reconciler_sensor, build_run_status_sensors
+from agentmesh_dagster import build_gate_sensors, build_reconciler_sensor, build_run_status_sensors
 from resources import agentmesh
 
 all_sensors = [
+    *build_gate_sensors(agentmesh),
     *build_run_status_sensors(agentmesh, minimum_interval_s=15),
     build_reconciler_sensor(agentmesh, minimum_interval_s=15),
 ]

@@ -6,13 +6,16 @@
     assert result.run.output == {"greeting": "Hello Ada"}
 
 The database is a temporary SQLite file, Dagster's instance is ephemeral, and the models are whatever the agents name:
-`offline/echo` and `offline/script` need neither network nor keys.
+`offline/echo` and `offline/script` need neither network nor keys. Where a workflow waits for people or events,
+`answers` gives what they say:
+
+    result = run_workflow(documents, {"amount": 900}, answers=lambda wait: Answer(decision="approved", by="anna"))
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +24,42 @@ import dagster as dg
 import yaml
 
 from agentmesh_dagster.authoring import Authoring
-from agentmesh_dagster.constants import DEFAULT_PROJECT, TAG_SOURCE
+from agentmesh_dagster.clock import SystemClock
+from agentmesh_dagster.constants import DEFAULT_PROJECT, TAG_CLAIM, TAG_SOURCE
 from agentmesh_dagster.orchestration.code_location import build_published_job, named_executors
 from agentmesh_dagster.orchestration.host import AgentMesh, Host
-from agentmesh_dagster.records import Event, Json, Publication, Run, RunSource, Step
+from agentmesh_dagster.records import (
+    Event,
+    Json,
+    Publication,
+    Run,
+    RunSource,
+    RunStatus,
+    Step,
+    Vote,
+    Wait,
+    WaitKind,
+    WaitStatus,
+)
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.specs.loading import load_documents
 from agentmesh_dagster.store import Store, open_store
 
-__all__ = ["WorkflowResult", "publish_documents", "run_workflow"]
+__all__ = ["Answer", "WorkflowResult", "publish_documents", "run_workflow"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What somebody says to a wait.
+
+    To a gate: a decision, with data and a comment; `timeout` lets its time run out. To a suspension or an event: data.
+    A timer's time comes, whatever is said.
+    """
+
+    decision: Json = "approved"
+    data: Json = None
+    comment: str = ""
+    by: str = "tester"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +71,10 @@ class WorkflowResult:
     """By step key (`classify`, `classify/llm/1`)."""
     events: Sequence[Event]
     """In the order in which they were written."""
+    waits: Sequence[Wait]
+    """What it waited or waits for, the oldest first."""
     dagster_result: dg.ExecuteInProcessResult
+    """Of the last Dagster run."""
 
     @property
     def succeeded(self) -> bool:
@@ -80,6 +113,7 @@ def run_workflow(
     function_modules: Sequence[str] = (),
     instance: dg.DagsterInstance | None = None,
     tags: Mapping[str, str] | None = None,
+    answers: Callable[[Wait], Answer | None] | None = None,
 ) -> WorkflowResult:
     """Runs a workflow in this process, one node after the other, from documents to result.
 
@@ -91,15 +125,18 @@ def run_workflow(
         function_modules: Modules whose functions may be called.
         instance: A Dagster instance; default: an ephemeral one.
         tags: Tags of the Dagster run.
+        answers: Called for each open wait when the run waits; None leaves it open. The run goes on until it ends, or
+            nothing that it waits for is answered. Default: nobody answers, and the run is left waiting.
 
     Returns:
-        The result, also of a run that failed.
+        The result, also of a run that failed or waits.
 
     Raises:
         DocumentInvalid: Some document has errors.
         ValueError: There is no workflow, or there are several and `slug` names none.
         dagster.DagsterInvalidConfigError: The input does not fit the launch config.
         NotFound: The run ended before its first step, and left no row (code `no-run`).
+        ApprovalError: An answer was refused.
     """
     with _opened(database_url, tuple(function_modules)) as agentmesh:
         store = agentmesh.store()
@@ -117,12 +154,48 @@ def run_workflow(
             tags={TAG_SOURCE: RunSource.TEST.value, **(tags or {})},
         )
         run = store.runs.get(result.run_id)
+        while answers is not None and run.status is RunStatus.WAITING and _answered(store, run, answers):
+            claim = store.claims.claim(run.id, reason="resume")
+            if claim is None:
+                break
+            result = job.execute_in_process(
+                run_config=dict(input or {}),
+                instance=instance,
+                raise_on_error=False,
+                tags={TAG_CLAIM: claim.id},
+            )
+            run = store.runs.get(run.id)
         return WorkflowResult(
             run=run,
             steps={step.key: step for step in store.runs.steps(run.id)},
             events=store.runs.events(run.id),
+            waits=store.waits.list(run.project, run_id=run.id, limit=1000),
             dagster_result=result,
         )
+
+
+def _answered(store: Store, run: Run, answers: Callable[[Wait], Answer | None]) -> bool:
+    """Hands the answers to the open waits of a run; tells whether there were any."""
+    given = False
+    for wait in store.waits.list(run.project, run_id=run.id, statuses=(WaitStatus.OPEN,), limit=1000):
+        answer = answers(wait)
+        if answer is None:
+            continue
+        given = True
+        if wait.kind is WaitKind.TIMER or answer.decision == "timeout":
+            store.waits.settle_due(run.project, wait.deadline_at or wait.created_at)
+        elif wait.kind is WaitKind.EVENT:
+            store.waits.send_event(run.project, wait.event_name, wait.event_key, answer.data, by=answer.by)
+        elif store.waits.get(run.project, wait.id).status is WaitStatus.OPEN:
+            vote = Vote(
+                by=answer.by,
+                decision=answer.decision,
+                data=answer.data,
+                comment=answer.comment,
+                at=SystemClock().now(),
+            )
+            store.waits.decide(run.project, wait.id, vote)
+    return given
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

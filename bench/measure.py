@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -28,11 +29,14 @@ class Spread:
     low: float
     high: float
     count: int
+    p95: float | None = None
+    """The least value that 95% of them do not exceed; None where it was not asked for."""
 
     @staticmethod
-    def of(values: Sequence[float]) -> Spread:
+    def of(values: Sequence[float], *, with_p95: bool = False) -> Spread:
         """The spread of at least one value."""
-        return Spread(median(values), min(values), max(values), len(values))
+        p95 = sorted(values)[math.ceil(0.95 * len(values)) - 1] if with_p95 else None
+        return Spread(median(values), min(values), max(values), len(values), p95)
 
 
 def time_here(work: Callable[[], object]) -> Times:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -55,6 +56,11 @@ class Findings:
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
     """Lines for people: profiles, and what a number is made of."""
+
+
+def progress(what: str) -> None:
+    """Tells a person who waits what is being done."""
+    print(f" {what} ...", file=sys.stderr, end="", flush=True)
 
 
 def compared(
@@ -138,15 +144,20 @@ def _cells(line: Line) -> tuple[str, ...]:
         line.benchmark,
         line.what,
         f"{_number(line.ours.median)} {line.unit}",
-        f"{_number(line.ours.low)}-{_number(line.ours.high)}",
+        _range(line.ours),
         f"{_number(baseline.median)} {line.unit}" if baseline else "",
-        f"{_number(baseline.low)}-{_number(baseline.high)}" if baseline else "",
+        _range(baseline) if baseline else "",
         f"{line.ratio:.2f}" if line.ratio is not None else "",
         f"{line.rounds.low:.2f}-{line.rounds.high:.2f}" if line.rounds else "",
         f"{line.cpu_ratio:.2f}" if line.cpu_ratio is not None else "",
         f"<= {line.target:g}{'' if baseline else ' ' + line.unit}" if line.target is not None else "",
         line.verdict,
     )
+
+
+def _range(spread: Spread) -> str:
+    tail = f", p95 {_number(spread.p95)}" if spread.p95 is not None else ""
+    return f"{_number(spread.low)}-{_number(spread.high)}{tail}"
 
 
 def _number(value: float) -> str:

@@ -43,10 +43,11 @@ agentmesh = replace(
 """
 
 SENSORS = """\
-from agentmesh_dagster import build_reconciler_sensor, build_run_status_sensors
+from agentmesh_dagster import build_gate_sensors, build_reconciler_sensor, build_run_status_sensors
 from resources import agentmesh
 
 all_sensors = [
+    *build_gate_sensors(agentmesh),
     *build_run_status_sensors(agentmesh, minimum_interval_s=1),
     build_reconciler_sensor(agentmesh, minimum_interval_s=1),
 ]
@@ -265,11 +266,36 @@ class DevServer:
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return answer["run"]["runId"]
 
-    def reexecute_from_failure(self, run_id: str) -> str:
-        params = {"parentRunId": run_id, "strategy": "FROM_FAILURE"}
+    def reexecute(self, run_id: str, strategy: str) -> str:
+        """What the buttons of the run page do: `ALL_STEPS` or `FROM_FAILURE`."""
+        params = {"parentRunId": run_id, "strategy": strategy}
         answer = self.query(_REEXECUTE, params=params)["launchRunReexecution"]
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return answer["run"]["runId"]
+
+    def reexecute_from_failure(self, run_id: str) -> str:
+        return self.reexecute(run_id, "FROM_FAILURE")
+
+    def reexecute_steps(self, run_id: str, job: str, run_config: Any, steps: list[str]) -> str:
+        """What 'Re-execute selected' does: chosen steps of a run."""
+        root = self.tags(run_id).get("dagster/root_run_id", run_id)
+        params = {
+            "selector": {**self._repository(), "jobName": job},
+            "runConfigData": run_config,
+            "stepKeys": steps,
+            "executionMetadata": {"parentRunId": run_id, "rootRunId": root, "tags": []},
+        }
+        answer = self.query(_REEXECUTE_STEPS, params=params)["launchRunReexecution"]
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return answer["run"]["runId"]
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        return {tag["key"]: tag["value"] for tag in self.run(run_id)["tags"]}
+
+    def group(self, run_id: str) -> list[str]:
+        """The runs that the run page shows beside a run, the first one first."""
+        answer = self.query(_GROUP, id=run_id)["runGroupOrError"]
+        return [run["runId"] for run in sorted(answer["runs"], key=lambda run: run["creationTime"])]
 
     def terminate(self, run_id: str) -> None:
         answer = self.query("mutation T($id: String!) { terminateRun(runId: $id) { __typename } }", id=run_id)
@@ -332,6 +358,7 @@ class DevServer:
 _METADATA = """metadataEntries {
   label
   ... on TextMetadataEntry { text }
+  ... on MarkdownMetadataEntry { mdStr }
   ... on JsonMetadataEntry { jsonString }
   ... on IntMetadataEntry { intValue }
   ... on FloatMetadataEntry { floatValue }
@@ -356,6 +383,20 @@ mutation Again($params: ReexecutionParams!) {
   }
 }"""
 
+_REEXECUTE_STEPS = """
+mutation Again($params: ExecutionParams!) {
+  launchRunReexecution(executionParams: $params) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on PythonError { message stack }
+  }
+}"""
+
+_GROUP = """
+query Group($id: ID!) {
+  runGroupOrError(runId: $id) { ... on RunGroup { runs { runId creationTime } } }
+}"""
+
 _EVENTS = """
 query Events($id: ID!) {
   runOrError(runId: $id) { ... on Run { eventConnection { events {
@@ -375,6 +416,7 @@ query Run($id: ID!) {
     eventConnection { events {
       __typename
       ... on MessageEvent { message stepKey }
+      ... on ExecutionStepFailureEvent { error { message } }
       ... on ExecutionStepOutputEvent { outputName """
     + _METADATA
     + """ }

@@ -5,8 +5,8 @@
 
 Paths: `/echo` answers with what it got (method, path, query, headers, body); `/status/<code>`; `/slow/<seconds>`;
 `/big/<bytes>`; `/gzip/<bytes>` (that many zeros, compressed); `/redirect/<status>?to=<url>`; `/text`; `/broken-json`;
-`/nan`; `/empty`; `/cut` (the connection ends without an answer); `/script` takes the next reply given to `script()`:
-`{"status": 503, "headers": {...}, "json": ..., "cut": true}`.
+`/nan`; `/empty`; `/cut` (the connection ends without an answer); `/json?value=<json>` answers with that; `/script`
+takes the next reply given to `script()`: `{"status": 503, "headers": {...}, "json": ..., "cut": true}`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -41,6 +42,8 @@ class FakeHttp:
         self._lock = threading.Lock()
         self._seen: list[SeenCall] = []
         self._script: list[dict[str, Any]] = []
+        self.on_call: Callable[[], None] | None = None
+        """Called with each call that has come, before it is answered."""
         self.closing = threading.Event()
         self._server = _Server((host, port), _Handler)
         self._server.fake = self
@@ -76,6 +79,8 @@ class FakeHttp:
     def note(self, call: SeenCall) -> None:
         with self._lock:
             self._seen.append(call)
+        if self.on_call is not None:
+            self.on_call()
 
     def take(self) -> dict[str, Any] | None:
         with self._lock:
@@ -177,6 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _cut(self, rest: str, call: SeenCall) -> None:
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _json(self, rest: str, call: SeenCall) -> None:
+        (value,) = parse_qs(urlsplit(call.path).query)["value"]
+        self._send(200, value.encode())
 
     def _script(self, rest: str, call: SeenCall) -> None:
         reply = self.server.fake.take()

@@ -30,6 +30,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -79,6 +80,8 @@ class FakeProvider:
         self._cut = 0
         self.released = threading.Event()
         """Set it to let hanging requests be answered with `You said: ...`."""
+        self.on_request: Callable[[], None] | None = None
+        """Called with each chat request that has come, before it is answered."""
         self.closing = threading.Event()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.fake = self
@@ -163,6 +166,12 @@ class FakeProvider:
 
     def take(self, request: SeenRequest) -> dict[str, Any]:
         """Records a chat request and picks its reply."""
+        reply = self._take(request)
+        if self.on_request is not None:
+            self.on_request()
+        return reply
+
+    def _take(self, request: SeenRequest) -> dict[str, Any]:
         with self._lock:
             self._seen.append(request)
             if self._log is not None:

@@ -6,7 +6,7 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from agentmesh_dagster.records import Event, Run, RunStatus, Step, StepStatus
+from agentmesh_dagster.records import Event, Run, RunStatus, Step, StepStatus, Vote, Wait, WaitKind
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
 
@@ -54,3 +54,37 @@ def an_event(type_: str = "step.completed", run_id: str = "run-1", **fields: Any
         "type": type_,
     }
     return Event(**{**values, **fields})
+
+
+def a_wait(label: str = "", run_id: str = "run-1", **fields: Any) -> Wait:
+    values: dict[str, Any] = {
+        "id": str(uuid.uuid4()),
+        "project": "default",
+        "run_id": run_id,
+        "step_key": "gate",
+        "label": label,
+        "kind": WaitKind.HUMAN,
+        "node_id": "gate",
+        "created_at": NOON,
+    }
+    return Wait(**{**values, **fields})
+
+
+def a_vote(by: str = "ann", decision: Any = "approved", **fields: Any) -> Vote:
+    return Vote(**{"by": by, "decision": decision, "at": at(60), **fields})
+
+
+class HandClock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> datetime:
+        return at(self.seconds)
+
+    def monotonic_s(self) -> float:
+        return self.seconds
+
+    def new_id(self) -> str:
+        return str(uuid.uuid4())

@@ -157,6 +157,56 @@ def test_aliases_and_version_suffixes_are_kept() -> None:
     assert_stable(agent)
 
 
+def test_gates_are_written_with_the_question_first() -> None:
+    gate = {
+        "assignees": ["anna"],
+        "form_schema": {"type": "object"},
+        "timeout": "3d",
+        "on_timeout": "reject",
+        "required": 1,
+        "options": None,
+        "title": "Pay?",
+    }
+    notify = [{"url": "https://e.com", "type": "webhook", "timeout_s": "5s"}]
+    document = of(
+        {
+            "kind": "workflow",
+            "slug": "w",
+            "nodes": [
+                {"id": "start", "type": "start"},
+                {"id": "ask", "type": "human", "config": gate, "notify": notify, "on_unknown": "human"},
+                {"id": "paid", "type": "webhook", "config": {"key": "a", "event": "paid", "timeout": "90s"}},
+                {"id": "end", "type": "end"},
+            ],
+            "edges": [
+                {"source": "start", "target": "ask"},
+                {"source": "ask", "target": "paid"},
+                {"source": "paid", "target": "end"},
+            ],
+        }
+    )
+    assert dump_yaml(document["nodes"][1]) == (
+        'id: ask\ntype: human\nconfig:\n  title: "Pay?"\n  form_schema:\n    type: object\n'
+        "  assignees:\n  - anna\n  timeout: 259200\n  on_timeout: reject\n"
+        'notify:\n- timeout_s: "5s"\n  type: webhook\n  url: "https://e.com"\n'
+    )
+    assert_stable(document)
+    approval = {"timeout": "1h", "on_timeout": "reject", "assignees": ["group:a"], "separation": False}
+    config = {"url": "https://e"}
+    tool = of(
+        {
+            "kind": "tool",
+            "slug": "t",
+            "type": "http",
+            "config": config,
+            "approval": approval,
+            "requires_approval": True,
+        }
+    )
+    assert tool["approval"] == {"assignees": ["group:a"], "timeout": 3600, "on_timeout": "reject"}
+    assert_stable(tool)
+
+
 def test_numbers_of_free_data_survive_a_database() -> None:
     agent = of(
         {"kind": "agent", "slug": "a", "model": "m", "metadata": {"big": 1e22, "zero": -0.0, "one": 1.0}}

@@ -61,7 +61,9 @@ def test_a_run_and_all_that_shows_it(folder: Path):
     done = run("run", "workflow", "greet", "--input", "@in.json", "--json", "--tag", "team=x")
     assert done.code == 0, done.err
     ran = done.json
-    assert set(ran) == {"run_id", "dagster_run_ids", "status", "output", "error", "approvals", "steps"}
+    assert set(ran) == {
+        "run_id", "dagster_run_ids", "status", "output", "error", "approvals", "suspended", "steps",
+    }  # fmt: skip
     assert set(ran["steps"][0]) == {
         "key", "node_type", "kind", "status", "input", "output", "error", "attempt", "replayed",
         "started_at", "finished_at", "duration_ms", "tokens", "cost_usd",

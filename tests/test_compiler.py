@@ -318,7 +318,7 @@ class TestCodeLocation:
             [ECHO, workflow([transform("a")], EDGES), {**workflow([transform("a")], EDGES), "slug": "other"}],
         )
         location = build_code_location(AgentMesh(database_url=sqlite_url))
-        assert sorted(location.job_names) == ["other", "refund_review"]
+        assert sorted(location.job_names) == ["agentmesh_decide", "other", "refund_review"]
         assert location.get_job("other").graph.node_named("a")
 
     def test_a_workflows_name_cannot_be_taken_by_a_job_of_ones_own(self, store, sqlite_url):

@@ -103,9 +103,14 @@ CALLED = {
     ],
     "dagster_postgres.event_log.event_log.PostgresEventLogStorage.store_event": ["*event"],
     "dagster_postgres.event_log.event_log.PostgresEventLogStorage.run_connection": ["*run_id"],
+    "dagster._core.definitions.target.AutomationTarget.__new__": ["*resolvable_to_job"],
     "dagster._utils.ensure_file": ["*path"],
     "dagster._utils.touch_file": ["*path"],
     "dagster._utils.error.serializable_error_info_from_exc_info": ["*exc_info"],
+    "dagster._core.launcher.base.CheckRunHealthResult.__new__": ["*status", "*msg", "run_worker_id"],
+    "dagster._grpc.impl.core_execute_run": ["*recon_job", "*dagster_run", "*instance", "inject_env_vars"],
+    "dagster._utils.hosted_user_process.recon_job_from_origin": ["*origin"],
+    "dagster._utils.interrupts.capture_interrupts": [],
 }
 
 # What is read, or replaced on an object: a word that must stand in the source of the class or function.
@@ -134,6 +139,41 @@ READ = {
     ],
     "dagster._core.storage.local_compute_log_manager.LocalComputeLogManager": [
         "touch_file(self.complete_artifact_path"
+    ],
+    # The gate sensor's targets are names.
+    "dagster._core.definitions.sensor_definition.SensorDefinition": [
+        "self._targets: Sequence[AutomationTarget]",
+        "return self._targets",
+    ],
+    "dagster._core.definitions.sensor_definition.SensorEvaluationContext": ["def code_location_origin"],
+    # It ends its ticks when the code server is asked to stop, and knows how long they may take.
+    "dagster._grpc.server.DagsterGrpcServer.serve": [
+        'name="grpc-server-termination"',
+        "args=[self._server_termination_event,",
+    ],
+    "dagster._grpc.utils.default_sensor_grpc_timeout": ["DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS"],
+    "dagster._grpc.utils.default_grpc_timeout": ["DAGSTER_GRPC_TIMEOUT_SECONDS"],
+    "dagster._daemon.daemon.SensorDaemon": [
+        'settings.get("use_threads")',
+        'max_workers=settings.get("num_workers")',
+    ],
+    "dagster._core.launcher.base.RunLauncher": [
+        "def launch_run(self, context",
+        "def terminate(self, run_id",
+        "def dispose(self)",
+        "def join(self, timeout",
+        "def supports_check_run_worker_health(self)",
+        "def check_run_worker_health(self, run",
+        "def get_run_worker_debug_info(",
+    ],
+    "dagster._core.definitions.reconstruct.ReconstructableJob": [
+        # A worker loads its job ahead of `core_execute_run`, which then finds it.
+        "@lru_cache(maxsize=1)\n    def get_definition",
+        "def with_repository_load_data",
+    ],
+    "dagster._core.storage.dagster_run.DagsterRun": [
+        "has_repository_load_data",
+        "execution_plan_snapshot_id",
     ],
     "dagster_shared.utils.warnings.disable_dagster_warnings": ["if not _warnings_on.get()"],
     "dagster._core.execution.plan.execute_plan.inner_plan_execution_iterator": [

@@ -16,7 +16,7 @@ from fake_provider import FakeProvider
 
 from agentmesh_dagster.errors import DefinitionError, ModelError
 from agentmesh_dagster.llm.client import ModelRouter, parse_limits
-from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest
+from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest, ToolOffer
 
 KEY = "sk-test-0123456789abcdef"
 SCHEMA = {"type": "object", "required": ["risk"], "properties": {"risk": {"enum": ["low", "high"]}}}
@@ -94,6 +94,37 @@ def test_tool_calls_are_passed_on(fake: FakeProvider) -> None:
     assert reply.tool_calls == (
         {"id": "call_0", "type": "function", "function": {"name": "pay", "arguments": '{"amount": 5}'}},
     )
+
+
+def test_tools_are_offered_and_may_be_named_without_being_callable(fake: FakeProvider) -> None:
+    offer = ToolOffer(name="pay", description="Pays.", input_schema={"type": "object"})
+    ask(request_to(fake, tools=(offer,)))
+    ask(request_to(fake, tools=(offer,), may_call=False, output_schema=SCHEMA))
+    ask(request_to(fake))
+    offered, named, without = (request.body for request in fake.requests)
+    function = {"name": "pay", "description": "Pays.", "parameters": {"type": "object", "properties": {}}}
+    assert offered["tools"] == named["tools"] == [{"type": "function", "function": function}]
+    assert (offered.get("tool_choice"), named["tool_choice"]) == (None, "none")
+    assert named["response_format"]["json_schema"]["schema"] == SCHEMA
+    assert not {"tools", "tool_choice"} & set(without)
+    # What LiteLLM is told about its own doings is no part of the request.
+    assert not [key for body in (offered, named) for key in body if "mcp" in key]
+
+
+def test_a_model_that_takes_no_tools_is_refused_and_not_asked_without() -> None:
+    offer = ToolOffer(name="pay", description="Pays.", input_schema={"type": "object"})
+    messages = ({"role": "user", "content": "Hello"},)
+    error = refused(ModelRequest(models=("ollama/llama3",), messages=messages, tools=(offer,)))
+    assert (error.code, error.retryable) == ("model-bad-request", False)
+    assert "tools" in error.message
+
+
+def test_an_agents_tools_and_tools_in_its_settings_do_not_mix(fake: FakeProvider) -> None:
+    offer = ToolOffer(name="pay", description="Pays.", input_schema={"type": "object"})
+    request = request_to(fake, tools=(offer,))
+    error = refused(replace(request, settings={**request.settings, "tools": []}))
+    assert "'tools'" in error.message
+    assert fake.count == 0
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_words_of_documents_nodes_and_edges() -> None:
         "metadata": {"someKey": "${x} user_input"},
         "nodes": [
             {"id": "a", "type": "branch", "name": "Size", "on_error": "fail", "metadata": {"label": 1}},
-            {"id": "b", "type": "human", "config": {"formSchema": 1}},
+            {"id": "b", "type": "human", "config": {"form_schema": 1}},
             {"id": "c", "type": "loop"},
         ],
         "edges": [{"source": "a", "target": "b", "source_handle": "x"}],
@@ -331,3 +331,56 @@ def test_any_text_can_be_respelled_and_comes_to_rest(text: str) -> None:
     assert isinstance(canonical_condition(text), str)
     once = canonical_template(text)
     assert canonical_template(canonical_template(once)) == canonical_template(once)
+
+
+def test_a_human_approval_is_a_human_node() -> None:
+    raw = {
+        "kind": "workflow",
+        "slug": "w",
+        "nodes": [
+            {
+                "id": "ask",
+                "type": "human_approval",
+                "onUnknown": "fail",
+                "config": {
+                    "title": "${user_input.order}?",
+                    "formSchema": {"type": "object", "properties": {"someKey": {"type": "string"}}},
+                    "prefill": {"someKey": "${steps.a.output}"},
+                    "onTimeout": "reject",
+                    "timeout": "3d",
+                    "timeoutData": {"someKey": "late"},
+                    "remindAfter": "1d",
+                    "escalateAfter": "2d",
+                    "escalateTo": ["boss"],
+                    "cancelSiblings": True,
+                },
+            },
+            {"id": "paid", "type": "webhook", "config": {"event": "paid", "payloadSchema": {"aB": 1}}},
+        ],
+        "edges": [],
+    }
+    ask, paid = normal(raw)["nodes"]
+    assert ask == {
+        "id": "ask",
+        "type": "human",
+        "on_unknown": "fail",
+        "config": {
+            "title": "{{ input.order }}?",
+            "form_schema": {"type": "object", "properties": {"someKey": {"type": "string"}}},
+            "prefill": {"someKey": "{{ steps.a.output }}"},
+            "on_timeout": "reject",
+            "timeout": "3d",
+            "timeout_data": {"someKey": "late"},
+            "remind_after": "1d",
+            "escalate_after": "2d",
+            "escalate_to": ["boss"],
+            "cancel_siblings": True,
+        },
+    }
+    assert paid["config"] == {"event": "paid", "payload_schema": {"aB": 1}}
+    tool = {"kind": "tool", "slug": "t", "type": "http", "config": {"url": "u"}}
+    spelled = normal(
+        {**tool, "requiresApproval": "user_input.a > 3", "approval": {"onTimeout": "reject", "timeout": 9}}
+    )
+    assert spelled["requires_approval"] == "input.a > 3"
+    assert spelled["approval"] == {"on_timeout": "reject", "timeout": 9}

@@ -10,7 +10,7 @@ import pytest
 
 from agentmesh_dagster.errors import ModelError
 from agentmesh_dagster.llm.client import ModelRouter
-from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest
+from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest, ToolOffer
 
 USER = {"role": "user", "content": "Where is my order?"}
 ASSISTANT = {"role": "assistant", "content": "One moment."}
@@ -46,6 +46,42 @@ def test_script_answers_in_the_order_of_the_conversation() -> None:
     assert json.loads(ask(USER, ASSISTANT, settings=settings).text) == {"risk": "low"}
     assert ask(USER, ASSISTANT, USER, ASSISTANT, settings=settings).text == "[1]"
     assert ask(ASSISTANT, ASSISTANT, ASSISTANT, settings=settings).text == "slow"
+
+
+PAY = ToolOffer(name="pay", description="Pays.", input_schema={"type": "object"})
+
+
+def test_script_calls_tools_under_ids_of_their_place() -> None:
+    settings = {
+        "replies": ["first", {"tool_calls": [{"tool": "pay", "arguments": {"a": 1}}, {"tool": "pay"}]}]
+    }
+    for _ in range(2):
+        reply = ask(USER, ASSISTANT, settings=settings, tools=(PAY,))
+        assert (reply.text, reply.finish_reason) == ("", "tool_calls")
+        assert reply.tool_calls == (
+            {"id": "call_1_0", "type": "function", "function": {"name": "pay", "arguments": '{"a": 1}'}},
+            {"id": "call_1_1", "type": "function", "function": {"name": "pay", "arguments": "{}"}},
+        )
+
+
+def test_messages_of_tools_do_not_move_the_script_on() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": []}
+    result = {"role": "tool", "tool_call_id": "call_0_0", "content": "8"}
+    assert ask(USER, called, result, result, settings={"replies": ["first", "second"]}).text == "second"
+
+
+@pytest.mark.parametrize("tool_calls", ["pay", [{"name": "pay"}], [{"tool": "pay", "input": {}}], [3]])
+def test_script_with_other_calls_says_what_it_takes(tool_calls: Any) -> None:
+    with pytest.raises(ModelError, match=r"tool_calls: \[\{tool: <slug>") as caught:
+        ask(settings={"replies": [{"tool_calls": tool_calls}]}, tools=(PAY,))
+    assert caught.value.code == "model-bad-request"
+
+
+def test_script_that_calls_tools_of_an_agent_without_says_so() -> None:
+    replies = [{"tool_calls": [{"tool": "pay"}]}]
+    for more in ({}, {"tools": (PAY,), "may_call": False}):
+        with pytest.raises(ModelError, match="a call that offers none"):
+            ask(settings={"replies": replies}, **more)
 
 
 def test_script_that_ends_says_so() -> None:

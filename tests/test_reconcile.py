@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from agentmesh_dagster.clock import SystemClock
-from agentmesh_dagster.orchestration.reconcile import Correction, reconcile
+from agentmesh_dagster.orchestration.reconcile import Correction, is_dagster_run_over, reconcile
 from agentmesh_dagster.records import Run, RunStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.store import Store
@@ -199,6 +199,7 @@ def test_of_many_reconcilers_at_once_one_reports(
         (RunStatus.SUCCEEDED, dg.DagsterRunStatus.SUCCESS),
         (RunStatus.FAILED, dg.DagsterRunStatus.FAILURE),
         (RunStatus.CANCELED, dg.DagsterRunStatus.CANCELED),
+        (RunStatus.WAITING, dg.DagsterRunStatus.SUCCESS),
     ],
 )
 def test_dagster_hears_of_an_end_that_the_killed_worker_wrote_in_the_journal_alone(
@@ -219,8 +220,129 @@ def test_dagster_hears_of_an_end_that_the_killed_worker_wrote_in_the_journal_alo
     assert reconcile(store, instance, "default") == []
 
 
+def test_a_waiting_run_whose_worker_died_while_it_was_canceled_is_canceled(
+    store: Store, instance: dg.DagsterInstance
+):
+    run_id = start(store, instance, dg.DagsterRunStatus.CANCELING, -AGO)
+    assert store.runs.set_status(run_id, (RunStatus.RUNNING,), RunStatus.WAITING)
+
+    (correction,) = reconcile(store, instance, "default")
+
+    assert correction.status is RunStatus.CANCELED
+    assert store.runs.get(run_id).status is RunStatus.CANCELED
+    dagster_run = instance.get_run_by_id(run_id)
+    assert dagster_run is not None
+    assert dagster_run.status is dg.DagsterRunStatus.CANCELED
+
+
+@pytest.mark.parametrize("lease_for", [timedelta(minutes=1), None], ids=["held", "given back"])
+def test_a_waiting_run_is_left_alone(store: Store, instance: dg.DagsterInstance, lease_for: timedelta | None):
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, lease_for)
+    assert store.runs.set_status(run_id, (RunStatus.RUNNING,), RunStatus.WAITING)
+
+    assert reconcile(store, instance, "default") == []
+    assert store.runs.get(run_id).status is RunStatus.WAITING
+
+
+@pytest.mark.parametrize(
+    ("written", "lease_for", "since", "is_over"),
+    [
+        (RunStatus.WAITING, None, timedelta(0), False),
+        (RunStatus.WAITING, None, timedelta(minutes=2), True),
+        (RunStatus.WAITING, timedelta(minutes=5), timedelta(minutes=2), False),
+        (RunStatus.WAITING, -AGO, timedelta(0), True),
+        # Of a run that failed, steps may be at work in other processes, between two of which nobody has the lease.
+        (RunStatus.FAILED, None, timedelta(hours=2), False),
+        (RunStatus.FAILED, -AGO, timedelta(0), True),
+    ],
+)
+def test_whether_the_last_dagster_run_is_over(
+    store: Store,
+    instance: dg.DagsterInstance,
+    written: RunStatus,
+    lease_for: timedelta | None,
+    since: timedelta,
+    is_over: bool,
+):
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, lease_for)
+    assert store.runs.set_status(run_id, (RunStatus.RUNNING,), written, at=now() - since)
+
+    run = store.runs.get(run_id)
+    assert is_dagster_run_over(store, instance, run, SystemClock()) == is_over
+    dagster_run = instance.get_run_by_id(run_id)
+    assert dagster_run is not None
+    assert dagster_run.is_finished == is_over
+
+
 def test_another_project_is_left_alone(store: Store, instance: dg.DagsterInstance):
     run_id = start(store, instance, dg.DagsterRunStatus.STARTED, -AGO)
 
     assert reconcile(store, instance, "elsewhere") == []
     assert store.runs.get(run_id).status is RunStatus.RUNNING
+
+
+@pytest.mark.parametrize("status", [RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.WAITING])
+def test_a_worker_that_died_after_it_gave_its_lease_back(
+    store: Store, instance: dg.DagsterInstance, status: RunStatus
+):
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, None)
+    dagster_run = instance.get_run_by_id(run_id)
+    assert dagster_run is not None
+    instance.add_run_tags(run_id, {"agentmesh/project": "default"})
+
+    store.runs.set_status(run_id, (RunStatus.RUNNING,), status, at=now())
+    assert reconcile(store, instance, "default") == []
+
+    class Later(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(seconds=61)
+
+    (correction,) = reconcile(store, instance, "default", Later())
+    assert (correction.run_id, correction.status) == (run_id, status)
+    told = instance.get_run_by_id(run_id)
+    assert told is not None
+    expected = dg.DagsterRunStatus.FAILURE if status is RunStatus.FAILED else dg.DagsterRunStatus.SUCCESS
+    assert told.status is expected
+    assert reconcile(store, instance, "default", Later()) == []
+
+
+@pytest.mark.parametrize(
+    ("tags", "adopted"),
+    [
+        ({"dagster/will_retry": "false"}, True),
+        ({"dagster/will_retry": "true"}, False),
+        ({}, False),
+        ({"dagster/will_retry": "false", "dagster/auto_retry_run_id": "other"}, False),
+        (
+            {
+                "dagster/will_retry": "false",
+                "dagster/failure_reason": "STEP_FAILURE",
+                "dagster/retry_on_asset_or_op_failure": "false",
+            },
+            False,
+        ),
+    ],
+)
+def test_retries_that_dagster_gave_up_are_taken_over(
+    store: Store, instance: dg.DagsterInstance, tags: dict[str, str], adopted: bool
+):
+    dagster_run = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.FAILURE, tags=tags)
+    row = Run(
+        id=dagster_run.run_id,
+        project="default",
+        kind="workflow",
+        slug="lost",
+        version=1,
+        publication=1,
+        definition_hash="hash",
+        status=RunStatus.RUNNING,
+        retries_left=2,
+    )
+    run_on_loop(store.journal.bind_run(row, row.id))
+    store.runs.set_status(row.id, (RunStatus.RUNNING,), RunStatus.FAILED, at=now())
+    assert store.claims.poll("default", now()).ready == ()
+
+    reconcile(store, instance, "default")
+
+    ready = [(run.run_id, run.reason) for run in store.claims.poll("default", now()).ready]
+    assert ready == ([(row.id, "retry")] if adopted else [])

@@ -23,7 +23,7 @@ from fake_provider import FakeProvider
 from workflow_project import open_project
 
 from agentmesh_dagster.orchestration.reconcile import reconcile
-from agentmesh_dagster.records import RunStatus, StepStatus
+from agentmesh_dagster.records import RunStatus, StepStatus, Vote, WaitKind, WaitStatus
 
 RISK = {"type": "object", "required": ["risk"], "properties": {"risk": {"enum": ["low", "high"]}}}
 
@@ -246,6 +246,28 @@ class TestRefusals:
         assert asyncio.run(project.store.journal.renew_lease(first.run_id, "next", now=now, until=now))
 
 
+class TestGateThatTimedOut:
+    def test_its_retry_asks_anew(self, project):
+        gate = {"id": "review", "type": "human", "config": {"title": "Go on?", "timeout": "1h"}}
+        project.publish(chain(gate))
+        run_id = project.execute("sample").run_id
+        waits = project.store.waits
+        later = datetime.now(timezone.utc) + timedelta(hours=2)
+        assert [wait.status for wait in waits.settle_due("default", later)] == [WaitStatus.EXPIRED]
+        claim = project.store.claims.claim(run_id, reason="resume")
+        failed = project.execute("sample", tags={"agentmesh/claim": claim.id})
+        assert project.run_row(run_id).error["code"] == "gate-timeout"
+        assert project.retry("sample", failed.run_id).success
+        assert project.run_row(run_id).status is RunStatus.WAITING
+        first, second = waits.list("default", run_id=run_id)
+        assert (first.status, second.status) == (WaitStatus.EXPIRED, WaitStatus.OPEN)
+        vote = Vote(by="anna", decision="approved", at=datetime.now(timezone.utc))
+        waits.decide("default", second.id, vote)
+        claim = project.store.claims.claim(run_id, reason="resume")
+        project.execute("sample", tags={"agentmesh/claim": claim.id})
+        assert project.run_row(run_id).status is RunStatus.SUCCEEDED
+
+
 class TestKilled:
     """The process is killed while a call is on its way."""
 
@@ -299,10 +321,17 @@ class TestKilled:
         "config": {"tool": "pay", "input": {"order": "{{ input.order }}"}},
     }
 
-    def test_a_tool_with_side_effects_is_unknown_and_not_repeated(self, project, shop):
-        project.publish(self.tool(shop, side_effects=True), chain(self.CALL))
+    def cut_off(self, project, shop, on_unknown):
+        """A run whose tool with side effects was cut off in the middle of its call."""
+        project.publish(
+            self.tool(shop, side_effects=True, path="/slow/3"), chain({**self.CALL, "on_unknown": on_unknown})
+        )
         run_id = self.kill_during(project, lambda: shop.calls, {"order": "A1"})
         assert project.steps(run_id)["call/tool/1"].status is StepStatus.RUNNING
+        return run_id
+
+    def test_a_tool_with_side_effects_is_unknown_and_not_repeated(self, project, shop):
+        run_id = self.cut_off(project, shop, "fail")
         for _ in range(2):
             result = project.retry("sample", project.run_row(run_id).dagster_run_ids[-1])
             assert not result.success
@@ -310,6 +339,36 @@ class TestKilled:
             assert step.status is StepStatus.UNKNOWN
             assert project.run_row(run_id).error["code"] == "step-unknown"
             assert len(shop.calls) == 1
+
+    @pytest.mark.parametrize("decision", ["happened", "repeat", "fail"])
+    def test_a_person_says_whether_an_unknown_call_took_effect(self, project, shop, decision):
+        run_id = self.cut_off(project, shop, "human")
+        assert project.retry("sample", run_id).success
+        assert project.run_row(run_id).status is RunStatus.WAITING
+        assert project.steps(run_id)["call/tool/1"].status is StepStatus.UNKNOWN
+        [wait] = project.store.waits.list("default", run_id=run_id)
+        assert wait.kind is WaitKind.UNKNOWN
+        assert wait.data["input"] == {"tool": "pay", "input": {"order": "A1"}}
+        data = {"receipt": "seen"} if decision == "happened" else None
+        vote = Vote(by="anna", decision=decision, data=data, at=datetime.now(timezone.utc))
+        project.store.waits.decide("default", wait.id, vote)
+        claim = project.store.claims.claim(run_id, reason="resume")
+        assert claim is not None
+        project.execute("sample", {"order": "A1"}, tags={"agentmesh/claim": claim.id})
+        run = project.run_row(run_id)
+        if decision == "fail":
+            assert run.error["code"] == "step-unknown"
+        else:
+            assert run.status is RunStatus.SUCCEEDED
+        if decision == "happened":
+            assert run.output == {"receipt": "seen"}
+        assert len(shop.calls) == (2 if decision == "repeat" else 1)
+
+    def test_an_unknown_call_is_repeated_where_the_node_says_so(self, project, shop):
+        run_id = self.cut_off(project, shop, "retry")
+        assert project.retry("sample", run_id).success
+        assert project.run_row(run_id).status is RunStatus.SUCCEEDED
+        assert len(shop.calls) == 2
 
     def test_an_idempotent_tool_is_repeated_with_the_same_key(self, project, shop):
         tool = self.tool(shop, side_effects=True, idempotent=True, path="/slow/3")

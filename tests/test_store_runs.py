@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 from sqlalchemy import text
-from store_samples import NOON, a_run, a_step, an_event, at
+from store_samples import NOON, a_run, a_step, a_vote, a_wait, an_event, at
 
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import RunSource, RunStatus, StepStatus
@@ -171,12 +171,41 @@ def test_unfinished_runs_come_with_their_leases(store: Store):
     assert [each.run.id for each in store.runs.unfinished("second")] == ["b"]
 
 
+def test_runs_that_stand_still_under_a_lease_that_ran_out_are_abandoned(store: Store):
+    for run_id, status in (
+        ("failed", RunStatus.FAILED),
+        ("waiting", RunStatus.WAITING),
+        ("running", None),
+        ("given-back", RunStatus.WAITING),
+        ("live", RunStatus.WAITING),
+    ):
+        bind(store, run_id)
+        until = at(90) if run_id == "live" else at(30)
+        assert asyncio.run(store.journal.renew_lease(run_id, f"d-{run_id}", now=NOON, until=until))
+        if status is not None:
+            finish(store, run_id, status, 1)
+    asyncio.run(store.journal.release_lease("given-back", "d-given-back"))
+    assert store.runs.abandoned("default", at(29)) == []
+    found = {each.run.id: each.lease for each in store.runs.abandoned("default", at(30))}
+    assert set(found) == {"failed", "waiting"}
+    lease = found["waiting"]
+    assert lease is not None
+    assert lease.dagster_run_id == "d-waiting"
+    store.runs.release_lease(lease)
+    assert [each.run.id for each in store.runs.abandoned("default", at(30))] == ["failed"]
+
+
 def test_the_rows_of_a_deleted_run_go_with_it(store: Store):
     bind(store, "run-1")
-    asyncio.run(store.journal.record(a_step(), [an_event()]))
+    gate = a_wait(notify=[{"type": "log"}])
+    asyncio.run(store.journal.record(a_step(), [an_event()], opened=[gate]))
+    store.waits.decide("default", gate.id, a_vote())
+    assert store.claims.claim("run-1", reason="resume") is None
+    assert asyncio.run(store.journal.finish_run("run-1", RunStatus.WAITING, at=at(1)))
+    assert store.claims.claim("run-1", reason="resume") is not None
     asyncio.run(store.journal.renew_lease("run-1", "d", now=NOON, until=at(1)))
     with store._database.write() as connection:
         connection.execute(text("DELETE FROM runs"))
     with store._database.read() as connection:
-        for table in ("steps", "events", "dagster_runs", "leases"):
+        for table in ("steps", "events", "dagster_runs", "leases", "claims", "waits", "votes", "notices"):
             assert connection.execute(text(f"SELECT count(*) FROM {table}")).scalar() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import subprocess
 import sys
@@ -11,11 +12,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
+from store_samples import a_step, a_vote, a_wait
 
 from agentmesh_dagster.errors import StoreError
+from agentmesh_dagster.records import RunStatus, StepStatus
 from agentmesh_dagster.store import open_store, schema_status
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.tables import REVISIONS, metadata
+
+_EARLIER = "2026-01-31T12:00:00.000000+00:00"
 
 
 def _set_revision(url: str, revision: str) -> None:
@@ -91,6 +96,79 @@ def test_the_known_revisions_are_alembics():
 
     scripts = ScriptDirectory(str(Path(schema.__file__).parent / "migrations"))
     assert tuple(script.revision for script in scripts.walk_revisions())[::-1] == REVISIONS
+
+
+def _make_revision_1(url: str) -> None:
+    """A database as the first release left it, with a project and a run that waits."""
+    from alembic import command
+    from alembic.config import Config
+
+    import agentmesh_dagster.store.schema as schema
+
+    database = Database(url)
+    database.make_folder()
+    config = Config()
+    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    run = {
+        "id": "run-1",
+        "project": "default",
+        "kind": "workflow",
+        "slug": "refunds",
+        "version": 1,
+        "publication": 1,
+        "definition_hash": "abc",
+        "mode": "dagster",
+        "source": "ui",
+        "triggered_by": "ann",
+        "status": "waiting",
+        "created_at": _EARLIER,
+        "suspended_steps": '["gate"]',
+        "steps_executed": 2,
+        "input_tokens": 3,
+        "output_tokens": 4,
+        "cost_usd": 0.5,
+        "input": '{"b":1}',
+    }
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        connection.execute(
+            text("INSERT INTO projects (slug, name, created_at) VALUES ('default', 'default', :at)"),
+            {"at": _EARLIER},
+        )
+        names = ", ".join(run)
+        values = ", ".join(f":{name}" for name in run)
+        connection.execute(text(f"INSERT INTO runs ({names}) VALUES ({values})"), run)
+        connection.execute(
+            text(
+                "INSERT INTO dagster_runs (dagster_run_id, run_id, ordinal, bound_at)"
+                " VALUES ('run-1', 'run-1', 0, :at)"
+            ),
+            {"at": _EARLIER},
+        )
+    database.close()
+
+
+def test_a_database_of_the_first_revision_is_upgraded_with_its_rows(empty_database_url: str):
+    _make_revision_1(empty_database_url)
+    if not empty_database_url.startswith("sqlite"):
+        with pytest.raises(StoreError, match="run `agentmesh db upgrade`"):
+            open_store(empty_database_url)
+    upgrade = None if empty_database_url.startswith("sqlite") else True
+    with open_store(empty_database_url, upgrade=upgrade) as store:
+        assert store.status().current == REVISIONS[-1]
+        run = store.runs.get("run-1")
+        assert (run.status, run.input, run.suspended_steps) == (RunStatus.WAITING, {"b": 1}, ("gate",))
+        assert (run.steps_executed, run.input_tokens, run.cost_usd) == (2, 3, 0.5)
+        assert (run.retries_left, run.dagster_run_ids) == (0, ("run-1",))
+        # The rows of before work with the tables of now.
+        gate = a_wait()
+        asyncio.run(store.journal.record(a_step("gate", status=StepStatus.WAITING), opened=[gate]))
+        store.waits.decide("default", gate.id, a_vote())
+        claim = store.claims.claim("run-1", reason="gate")
+        assert claim is not None
+        bound = asyncio.run(store.journal.bind_run(run, "second", claim=claim.id))
+        assert bound.dagster_run_ids == ("run-1", "second")
 
 
 def test_a_fresh_sqlite_is_made_with_its_folder(sqlite_url: str):

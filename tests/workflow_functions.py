@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentmesh_dagster import StepContext
+
 
 def double(number: float) -> float:
     return number * 2
@@ -92,3 +94,30 @@ async def wait_for_status(run_id: str, status: str, database_url: str) -> str:
             raise TimeoutError(f"run {run_id} did not become {status}")
         await asyncio.sleep(0.01)
     return "seen"
+
+
+def ask_twice(step: StepContext, subject: str) -> dict[str, Any]:
+    """Suspends twice, under two labels; what it notes shows how often it was called."""
+    note("called")
+    first = step.suspend(
+        {"subject": subject}, label="first", resume_schema={"type": "object", "required": ["name"]}
+    )
+    try:
+        second = step.suspend({"after": first}, label="second")
+    except Exception:
+        note("swallowed")
+        raise
+    return {"first": first, "second": second}
+
+
+def ask_once(step: StepContext, timeout: str | None = None) -> Any:
+    return step.suspend({"question": "go on?"}, timeout=timeout)
+
+
+async def ask_later(step: StepContext) -> Any:
+    await asyncio.sleep(0)
+    return {"got": step.suspend(label="later"), "key": step.step_key}
+
+
+def bad_label(step: StepContext) -> Any:
+    return step.suspend(label="x" * 200)

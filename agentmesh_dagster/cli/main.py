@@ -15,7 +15,7 @@ import click
 
 from agentmesh_dagster import __version__
 from agentmesh_dagster.cli.context import CliContext
-from agentmesh_dagster.errors import AgentMeshError, DocumentInvalid
+from agentmesh_dagster.errors import AgentMeshError, ApprovalError, DocumentInvalid
 from agentmesh_dagster.settings import project_root, project_slug
 
 # Where each command stands; the modules import heavy libraries inside their functions.
@@ -40,14 +40,21 @@ COMMANDS = {
     "audit": "project:audit",
     "run": "run:run",
     "runs": "runs:runs",
+    "approvals": "approvals:approvals",
+    "events": "events:events",
+    "groups": "groups:groups",
     "dev": "dev:dev",
 }
 
 # What the store refuses because of what was asked, and not because of the database.
 _REFUSALS = frozenset(
     {
+        "bad-event",
+        "bad-group",
         "edit-conflict",
+        "events-full",
         "name-collision",
+        "not-json",
         "not-published",
         "nul-character",
         "reference-deleted",
@@ -128,6 +135,12 @@ def _report(error: AgentMeshError, *, as_json: bool) -> int:
         click.echo(f"error: {error.message}", err=True)
         for problem in error.problems:
             click.echo(f"  {_problem_line(problem)}", err=True)
+    elif isinstance(error, ApprovalError):
+        from agentmesh_dagster.orchestration.decisions import issue_lines
+
+        click.echo(f"error: {error.message}", err=True)
+        for line in issue_lines(error):
+            click.echo(f"  {line}", err=True)
     else:
         click.echo(f"error: {error.message}", err=True)
     return 2 if error.category == "user" or error.code in _REFUSALS else 1

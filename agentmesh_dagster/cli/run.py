@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,14 @@ from agentmesh_dagster.cli.context import (
     read_json_option,
 )
 from agentmesh_dagster.cli.run_view import print_run, run_json, steps_table
-from agentmesh_dagster.errors import AgentMeshError, DefinitionError, StoreError
-from agentmesh_dagster.records import Json, RunSource, RunStatus
+from agentmesh_dagster.errors import AgentMeshError, DefinitionError, RunRefused, StoreError
+from agentmesh_dagster.records import Json, RunSource, RunStatus, WaitStatus
 
 if TYPE_CHECKING:
     import dagster as dg
 
     from agentmesh_dagster.orchestration.local_run import LocalRun
-    from agentmesh_dagster.records import Publication, Run
+    from agentmesh_dagster.records import Publication, Run, Wait
     from agentmesh_dagster.store import Store
 
 
@@ -51,8 +51,8 @@ def run(
 ) -> None:
     """Run a published workflow on this machine.
 
-    Through Dagster: waits for its end and shows the steps. Exits with 0 when the run succeeded, 1 when it failed
-    or was canceled.
+    Through Dagster: stays until it has ended or waits, and shows the steps. Exits with 0 when the run succeeded
+    or waits for somebody or something, 1 when it failed or was canceled.
     """
     value = read_json_option(input_text, "--input")
     publication = _published(cli, kind, slug)
@@ -63,17 +63,22 @@ def run(
 
 
 def report_result(cli: CliContext, result: LocalRun, *, as_json: bool) -> None:
-    """Prints a run with its steps; exits with 1 when it failed or was canceled."""
+    """Prints a run with its steps and what it waits for; exits with 1 when it failed or was canceled."""
     run = result.run
     if run is None:  # made sure of by `_started`
         raise _NeverStarted(f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status}")
-    steps = cli.store().runs.steps(run.id)
+    steps, waits = cli.store().runs.steps(run.id), open_waits(cli, run)
     if as_json:
-        print_json(run_json(run, steps))
+        print_json(run_json(run, steps, waits))
     else:
-        print_run(run, steps)
+        print_run(run, steps, waits)
     if run.status not in (RunStatus.SUCCEEDED, RunStatus.WAITING):
         raise click.exceptions.Exit(1)
+
+
+def open_waits(cli: CliContext, run: Run) -> list[Wait]:
+    """What a run waits for now, the oldest first."""
+    return cli.store().waits.list(run.project, run_id=run.id, statuses=[WaitStatus.OPEN], limit=None)
 
 
 class _NeverStarted(AgentMeshError):
@@ -174,6 +179,46 @@ def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
         progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
         with progress, _stdout_for_results():
             result = continue_here(AgentMesh.of_project(cli.root), job, run, instance=instance, by=actor())
+        return _started(result, instance)
+
+
+def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *, as_json: bool) -> LocalRun:
+    """Goes on with a waiting run in this process, by the publication that it started with.
+
+    Args:
+        cli: The project.
+        run: The run.
+        answer: Gives what the run waits for, where this command does.
+        as_json: Whether no progress is shown.
+
+    Raises:
+        RunRefused: See `continuation.check_resumable`; or somebody else continues it already (code `run-claimed`).
+    """
+    os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
+    from agentmesh_dagster.orchestration import continuation
+    from agentmesh_dagster.orchestration.host import AgentMesh
+
+    store = cli.store()
+    publication = store.publications.get(run.publication)
+    with open_dagster(cli) as instance:
+        if answer is None:
+            run = continuation.check_resumable(store, instance, run)
+        job = continuation.pinned_job(cli.root, publication)
+        agentmesh = AgentMesh.of_project(cli.root)
+        if answer is not None:
+            # When all else is ready: between the answer and the claim a daemon would take the run.
+            answer()
+            run = continuation.check_resumable(store, instance, run)
+        claim = store.claims.claim(run.id, reason="resume")
+        if claim is None:
+            raise RunRefused(
+                f"somebody else continues run {run.id!r} already; `agentmesh runs show {run.id[:8]}` shows how it "
+                "stands",
+                code="run-claimed",
+            )
+        progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
+        with progress, _stdout_for_results():
+            result = continuation.resume_here(agentmesh, job, run, instance=instance, claim=claim, by=actor())
         return _started(result, instance)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from agentmesh_dagster.cli.context import cell, print_table
-from agentmesh_dagster.records import Json, Run, RunStatus, Step, StepStatus
+from agentmesh_dagster.cli.wait_view import open_wait_json, print_open_waits, suspended_json
+from agentmesh_dagster.records import Json, Run, RunStatus, Step, StepStatus, Wait
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,15 +48,16 @@ def step_json(step: Step, run: Run) -> dict[str, Json]:
     }
 
 
-def run_json(run: Run, steps: Iterable[Step]) -> dict[str, Json]:
-    """A run with its steps, as `agentmesh run --json` prints it."""
+def run_json(run: Run, steps: Iterable[Step], waits: Sequence[Wait]) -> dict[str, Json]:
+    """A run with its steps and its open waits, as `agentmesh run --json` prints it."""
     return {
         "run_id": run.id,
         "dagster_run_ids": list(run.dagster_run_ids),
         "status": run.status.value,
         "output": run.output,
         "error": run.error,
-        "approvals": [],
+        "approvals": [open_wait_json(wait) for wait in waits],
+        "suspended": suspended_json(waits),
         "steps": [step_json(step, run) for step in in_order(steps)],
     }
 
@@ -125,8 +127,8 @@ def steps_table(steps: Iterable[Step]) -> Table:
     return table
 
 
-def print_run(run: Run, steps: Sequence[Step]) -> None:
-    """A run with its steps, for people."""
+def print_run(run: Run, steps: Sequence[Step], waits: Sequence[Wait]) -> None:
+    """A run with its steps and what it waits for, for people."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -152,6 +154,9 @@ def print_run(run: Run, steps: Sequence[Step]) -> None:
         click.echo(
             f"`agentmesh runs retry {run.id[:8]}` goes on where it stopped, without repeating what finished"
         )
+    print_open_waits(waits)
+    if run.status is RunStatus.WAITING and not waits:
+        click.echo(f"what it waited for has come: `agentmesh runs resume {run.id[:8]}`, or a daemon, goes on")
 
 
 def print_trace(steps: Iterable[Step]) -> None:
@@ -208,6 +213,8 @@ def run_facts(run: Run) -> dict[str, Json]:
         "queued_at": run.queued_at,
         "started_at": run.started_at,
         "finished_at": run.finished_at,
+        "suspended_at": run.suspended_at,
+        "suspended_steps": list(run.suspended_steps),
         "resumed_at": run.resumed_at,
         "duration_ms": run.duration_ms,
         "steps_executed": run.steps_executed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime
 
 import click
 
@@ -19,7 +20,9 @@ from agentmesh_dagster.cli.context import (
     print_facts,
     print_json,
     print_table,
+    read_json_option,
 )
+from agentmesh_dagster.cli.run import open_dagster, open_waits, report_result, retry_here
 from agentmesh_dagster.cli.run_view import (
     print_run,
     print_trace,
@@ -41,7 +44,7 @@ _run_argument = click.argument("run_id", metavar="RUN")
 
 @click.group()
 def runs() -> None:
-    """List and inspect runs; cancel and retry them.
+    """List and inspect runs; cancel, retry and resume them.
 
     RUN is a run's id, the id of any of its Dagster runs, or the first 6 or more characters of a run's id.
     """
@@ -71,8 +74,11 @@ def list_runs(
     if as_json:
         print_json([run_facts(run) for run in found])
         return
+    # Only where it was asked for: the other columns keep their places for scripts.
+    shows_since = RunStatus.WAITING.value in statuses
     print_table(
-        ("run", "kind", "slug", "version", "status", "source", "started", "duration", "tokens", "cost"),
+        ("run", "kind", "slug", "version", "status", "source", "started", "duration", "tokens", "cost")
+        + (("waiting since",) if shows_since else ()),
         [
             (
                 run.id,
@@ -85,6 +91,7 @@ def list_runs(
                 _seconds(run.duration_ms),
                 run.input_tokens + run.output_tokens,
                 f"{run.cost_usd:.6f}",
+                *((_waiting_since(run),) if shows_since else ()),
             )
             for run in found
         ],
@@ -98,10 +105,10 @@ def list_runs(
 @pass_cli
 def show(cli: CliContext, run_id: str, as_json: bool) -> None:
     """Show a run and its steps."""
-    run = _find(cli, run_id)
-    steps = cli.store().runs.steps(run.id)
+    run = find_run(cli, run_id)
+    steps, waits = cli.store().runs.steps(run.id), open_waits(cli, run)
     if as_json:
-        print_json({**run_facts(run), "input": run.input, **run_json(run, steps)})
+        print_json({**run_facts(run), "input": run.input, **run_json(run, steps, waits)})
         return
     print_facts(
         {
@@ -110,13 +117,14 @@ def show(cli: CliContext, run_id: str, as_json: bool) -> None:
             "source": f"{run.source.value}{f', by {run.triggered_by}' if run.triggered_by else ''}",
             "Dagster runs": run.dagster_run_ids,
             "started": run.started_at,
+            "waiting since": _waiting_since(run),
             "resumed": run.resumed_at,
             "finished": run.finished_at,
             "input": json.dumps(run.input, ensure_ascii=False),
         }
     )
     click.echo()
-    print_run(run, steps)
+    print_run(run, steps, waits)
 
 
 @runs.command(epilog=example("agentmesh runs trace 3f2a9c51"))
@@ -128,7 +136,7 @@ def trace(cli: CliContext, run_id: str, as_json: bool) -> None:
 
     Nodes, with the model and tool calls inside them.
     """
-    run = _find(cli, run_id)
+    run = find_run(cli, run_id)
     steps = cli.store().runs.steps(run.id)
     if as_json:
         branches = step_tree(steps)
@@ -158,7 +166,7 @@ def events(
 
     In their order; with --json one JSON object per line.
     """
-    run = _find(cli, run_id)
+    run = find_run(cli, run_id)
     reader = cli.store().runs
     after: str | None = None
     while True:
@@ -199,10 +207,9 @@ def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
     left for is set to canceled at once. One that another `agentmesh run` executes is canceled with Ctrl-C
     there.
     """
-    run = _find(cli, run_id)
+    run = find_run(cli, run_id)
     if run.status.is_final:
         raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
-    from agentmesh_dagster.cli.run import open_dagster
     from agentmesh_dagster.orchestration.cancellation import cancel_run
 
     with open_dagster(cli) as instance:
@@ -229,10 +236,11 @@ def retry(cli: CliContext, run_id: str, as_json: bool) -> None:
     On this machine, with the version that it started with. Finished steps are not done again: their outputs
     come from the journal. Exits with 0 when the run succeeded, 1 when it failed again.
     """
-    run = _find(cli, run_id)
+    run = find_run(cli, run_id)
     if run.status in (RunStatus.SUCCEEDED, RunStatus.WAITING):
         raise RunRefused(
-            f"run {run.id!r} is {run.status.value}: only failed and canceled runs are retried",
+            f"run {run.id!r} is {run.status.value}: only failed and canceled runs are retried"
+            + (f"; `agentmesh runs resume {run.id[:8]}` goes on" if run.status is RunStatus.WAITING else ""),
             code="run-not-failed",
         )
     definition = cli.store().catalog.get(cli.project, run.kind, run.slug)
@@ -243,32 +251,54 @@ def retry(cli: CliContext, run_id: str, as_json: bool) -> None:
             else f"the {run.kind} {run.slug!r} is inactive: `agentmesh activate {run.kind} {run.slug}` first",
             code="inactive",
         )
-    from agentmesh_dagster.cli.run import report_result, retry_here
-
     report_result(cli, retry_here(cli, run, as_json=as_json), as_json=as_json)
 
 
-@runs.command(epilog=example("agentmesh runs resume 3f2a9c51"))
+@runs.command(epilog=example("""agentmesh runs resume 3f2a9c51 --label receipt --data '{"seen": true}'"""))
 @_run_argument
+@click.option("--label", metavar="L", help="Answer the suspension of this label first.  [default: no label]")
+@click.option(
+    "--data",
+    "data_text",
+    metavar="JSON|@FILE",
+    help="What the suspended step waits for; `-` reads standard input.",
+)
+@click.option("--step", metavar="KEY", help="The suspended step, where several have the label.")
+@click.option("--no-run", is_flag=True, help="Answer the suspension, and leave the rest to a daemon.")
 @json_option
 @pass_cli
-def resume(cli: CliContext, run_id: str, as_json: bool) -> None:
+def resume(
+    cli: CliContext,
+    run_id: str,
+    label: str | None,
+    data_text: str | None,
+    step: str | None,
+    no_run: bool,
+    as_json: bool,
+) -> None:
     """Go on with a waiting run.
 
-    No node of this release waits between Dagster runs, so there is never anything to resume; failed and
-    canceled runs go on with `agentmesh runs retry`.
+    On this machine, with the version that it started with, once what it waits for has come: a decision, an event, a
+    moment, or the data that is given here. Finished steps are not done again. No daemon is needed; where one runs,
+    only one of both goes on. Exits with 0 when the run succeeded or waits again, 1 when it failed.
     """
-    run = _find(cli, run_id)
-    if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
-        words = f"it goes on with `agentmesh runs retry {run.id}`"
-    elif run.status is RunStatus.SUCCEEDED:
-        words = "there is nothing left to do"
+    run = find_run(cli, run_id)
+    from agentmesh_dagster.cli.resume import Answer, answer_only, resume_run
+
+    if label is None and data_text is None and step is None:
+        if no_run:
+            raise click.UsageError("--no-run needs --label or --data: there is nothing else to do")
+        resume_run(cli, run, None, as_json=as_json)
+        return
+    data = None if data_text is None else read_json_option(data_text, "--data")
+    answer = Answer(label=label or "", step_key=step, data=data)
+    if no_run or run.status is not RunStatus.WAITING:
+        answer_only(cli, run, answer, as_json=as_json)
     else:
-        words = "it waits for nothing that came meanwhile"
-    raise RunRefused(f"run {run.id!r} is {run.status.value}: {words}", code="nothing-to-resume")
+        resume_run(cli, run, answer, as_json=as_json)
 
 
-def _find(cli: CliContext, wanted: str) -> Run:
+def find_run(cli: CliContext, wanted: str) -> Run:
     """The run of this project that is meant.
 
     Raises:
@@ -298,6 +328,10 @@ def _find(cli: CliContext, wanted: str) -> Run:
             code="no-run",
         )
     return found
+
+
+def _waiting_since(run: Run) -> datetime | None:
+    return run.suspended_at if run.status is RunStatus.WAITING else None
 
 
 def _seconds(duration_ms: int | None) -> str | None:

@@ -6,16 +6,18 @@ Data goes through the journal and not through Dagster: ins and outs are of type 
 # No `from __future__ import annotations` here: Dagster looks at the annotation of `context` itself, and refuses a text.
 
 import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import dagster as dg
 
-from agentmesh_dagster.compiler.ports import Port
+from agentmesh_dagster.compiler.ports import WAITING, Port
 from agentmesh_dagster.constants import FINISH_OP, TAG_MODEL
-from agentmesh_dagster.records import Json, RunStatus, Step
+from agentmesh_dagster.records import Json, RunStatus, Step, Wait
 from agentmesh_dagster.runtime.finish import RunEnd, finish_run
+from agentmesh_dagster.runtime.how_to_decide import how_to_decide
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType, Say
+from agentmesh_dagster.runtime.routing import NodeState
 from agentmesh_dagster.runtime.run_node import NodeOutcome, run_node
 from agentmesh_dagster.runtime.session import Pinned, RunSession
 from agentmesh_dagster.specs.closure import Closure
@@ -66,18 +68,26 @@ def build_node_op(
             return run_node(session, session.scope, node.id, say)
 
         outcome = host.work(context, pinned, body)
+        if outcome.state is NodeState.UNDECIDED:
+            if outcome.waits and shows_waiting:
+                yield dg.Output(None, WAITING, metadata=waiting_metadata(outcome.waits))
+            return
         metadata = output_metadata(outcome)
         for port in ports:
             if outcome.row is not None and port.is_live(outcome.live_edges):
                 yield dg.Output(None, port.name, metadata=metadata)
 
     config = node_type.parse(node)
+    shows_waiting = node_type.shows_waiting or _asks_approval(pinned.closure, config)
+    outs = {p.name: dg.Out(dg.Nothing, is_required=False, description=p.description) for p in ports}
+    if shows_waiting:
+        outs[WAITING] = dg.Out(dg.Nothing, is_required=False, description="What it waits for.")
     return dg.OpDefinition(
         compute_fn=compute,
         name=f"{job}__{op_alias(node.id)}",
         description=node.description or node_type.describe(config) or None,
         ins={"upstream": dg.In(dg.Nothing)} if has_upstream else {},
-        outs={p.name: dg.Out(dg.Nothing, is_required=False, description=p.description) for p in ports},
+        outs=outs,
         tags=construct_op_tags(pinned.closure, node_type, config),
         pool=construct_pool(pinned.closure, config),
         required_resource_keys={RESOURCE_KEY},
@@ -98,7 +108,8 @@ def build_finish_op(pinned: Pinned, job: str) -> dg.OpDefinition:
             raise dg.Failure(
                 description=end.error["message"], metadata={"code": end.error["code"]}, allow_retries=False
             )
-        yield dg.Output(None, "done", metadata={"output": preview(end.output)})
+        shown = {"waits at": ", ".join(end.waits_at)} if end.waits_at else {"output": preview(end.output)}
+        yield dg.Output(None, "done", metadata={"status": end.status.value, **shown})
 
     return dg.OpDefinition(
         compute_fn=compute,
@@ -108,6 +119,29 @@ def build_finish_op(pinned: Pinned, job: str) -> dg.OpDefinition:
         outs={"done": dg.Out(dg.Nothing)},
         required_resource_keys={RESOURCE_KEY},
     )
+
+
+def waiting_metadata(waits: Sequence[Wait]) -> dict[str, Any]:
+    """What a person sees of a node that waits: the question, how to decide, and until when."""
+    metadata: dict[str, Any] = {}
+    for number, wait in enumerate(waits, 1):
+        before = f"{number}. " if len(waits) > 1 else ""
+        facts: dict[str, Any] = {
+            "waits for": wait.title or wait.kind.value,
+            "question": dg.MetadataValue.md(wait.body[:PREVIEW_CHARS]) if wait.body else None,
+            "data": None if wait.data is None else preview(wait.data),
+            "who may decide": ", ".join(wait.assignees) if wait.kind.is_approval and wait.assignees else None,
+            "how to decide": dg.MetadataValue.md("\n".join(f"- {line}" for line in how_to_decide(wait))),
+            "deadline": None if wait.deadline_at is None else wait.deadline_at.isoformat(timespec="seconds"),
+        }
+        metadata.update({before + name: value for name, value in facts.items() if value is not None})
+    return metadata
+
+
+def _asks_approval(closure: Closure, config: object) -> bool:
+    if not isinstance(config, ToolConfig):
+        return False
+    return closure.tools[config.tool.split("@")[0]].document.requires_approval is not False
 
 
 def op_alias(node_id: str) -> str:

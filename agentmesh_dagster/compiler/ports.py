@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from agentmesh_dagster.specs.graph import Graph
 
+WAITING = "waiting"
+"""The output of a node that waits: nothing hangs on it, it shows what the node waits for."""
 DONE = "done"
 """The output that says no more than that the node is decided."""
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from agentmesh_dagster.errors import ModelError
 from agentmesh_dagster.records import Json
-from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest
+from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest, ToolOffer
 from agentmesh_dagster.runtime.secrets import Redactor
 
 __all__ = ["DEFAULT_TIMEOUT_S", "LiteLLMClient", "preload"]
@@ -56,6 +56,8 @@ _RESERVED: Final = frozenset(
         "caching",
     )
 )
+# The same, where an agent has tools.
+_RESERVED_WITH_TOOLS: Final = frozenset(("tools", "functions", "function_call"))
 _load_lock = threading.Lock()
 
 
@@ -186,12 +188,23 @@ def _arguments(litellm: Any, model: str, request: ModelRequest) -> dict[str, Any
     settings = dict(request.settings)
     own_timeout: Json = settings.pop("timeout_s", None)
     bounds = [float(bound) for bound in (request.timeout_s, own_timeout) if bound is not None]
-    reserved = sorted(_RESERVED.intersection(settings))
+    reserved = sorted(
+        (_RESERVED | _RESERVED_WITH_TOOLS if request.tools else _RESERVED).intersection(settings)
+    )
     if reserved:
         raise _error(
             litellm,
             model,
             f"cannot be called: model_settings may not hold {reserved[0]!r}",
+            "model-bad-request",
+        )
+    if request.tools and not _takes_tools(litellm, model, settings):
+        # LiteLLM would leave them out without a word.
+        raise _error(
+            litellm,
+            model,
+            "cannot be offered tools: LiteLLM knows no way to call tools with it; take another model, or an agent "
+            "without tools",
             "model-bad-request",
         )
     messages: list[Mapping[str, Json]] = list(request.messages)
@@ -207,13 +220,19 @@ def _arguments(litellm: Any, model: str, request: ModelRequest) -> dict[str, Any
     }
     if request.output_schema is not None:
         schema = dict(request.output_schema)
-        if _takes_schema(litellm, model, settings):
+        if _takes_schema(litellm, model, settings, bool(request.tools)):
             arguments["response_format"] = {
                 "type": "json_schema",
                 "json_schema": {"name": "output", "schema": schema},
             }
         else:
             messages.insert(0, {"role": "system", "content": _schema_text(schema)})
+    if request.tools:
+        arguments["tools"] = [_offer(tool) for tool in request.tools]
+        # Otherwise LiteLLM imports its proxy's MCP gateway at each call with tools, whose packages are not installed.
+        arguments["_skip_mcp_handler"] = True
+        if not request.may_call:
+            arguments["tool_choice"] = "none"
     if request.idempotency_key and _provider(litellm, model, settings) == "openai":
         headers = cast("dict[str, Any]", settings.get("extra_headers") or {})
         arguments["extra_headers"] = {"Idempotency-Key": request.idempotency_key, **headers}
@@ -221,11 +240,36 @@ def _arguments(litellm: Any, model: str, request: ModelRequest) -> dict[str, Any
     return arguments
 
 
-def _takes_schema(litellm: Any, model: str, settings: Mapping[str, Json]) -> bool:
-    """Whether `response_format` may carry a schema: OpenAI-compatible servers, and models known to take one."""
+def _takes_schema(litellm: Any, model: str, settings: Mapping[str, Json], has_tools: bool) -> bool:
+    """Whether `response_format` may carry a schema: OpenAI-compatible servers, and models known to take one.
+
+    For some of the others LiteLLM makes a tool of the schema, which does not go together with an agent's own.
+    """
     if settings.get("api_base") or _provider(litellm, model, settings) == "openai":
         return True
-    return bool(litellm.supports_response_schema(model=model))
+    return not has_tools and bool(litellm.supports_response_schema(model=model))
+
+
+def _takes_tools(litellm: Any, model: str, settings: Mapping[str, Json]) -> bool:
+    """Whether LiteLLM hands tools on; of a model that it does not know, the call itself says what is wrong."""
+    try:
+        name, provider, _, _ = litellm.get_llm_provider(model, api_base=settings.get("api_base"))
+    except Exception:  # noqa: BLE001 - an unknown model
+        return True
+    with warnings.catch_warnings():
+        # LiteLLM imports the provider's part here, with warnings that are its own to mend.
+        warnings.simplefilter("ignore")
+        known = litellm.get_supported_openai_params(model=name, custom_llm_provider=provider)
+    return known is None or "tools" in known
+
+
+def _offer(tool: ToolOffer) -> dict[str, Json]:
+    schema = dict(tool.input_schema)
+    if schema.get("type") == "object":
+        # OpenAI refuses an object's schema without them.
+        schema.setdefault("properties", {})
+    function = {"name": tool.name, "description": tool.description, "parameters": schema}
+    return {"type": "function", "function": function}
 
 
 def _schema_text(schema: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@
 the number of assistant messages that the conversation already holds. A reply is
 
 - a text, or any other JSON value, which is answered as JSON text;
-- `{"text": "...", "delay_s": 0.1}`, or the same with `object` for a JSON value, and with `tool_calls`;
+- `{"text": "...", "delay_s": 0.1}`, or the same with `object` for a JSON value;
+- `{"tool_calls": [{"tool": "pay", "arguments": {"amount": 5}}]}`, with or without a `text`, of an agent with tools;
 - `{"error": {"message": "...", "code": "model-rate-limited", "retryable": true}}`.
 
 Tokens are estimates: one for every four characters. Nothing costs anything.
@@ -91,7 +92,29 @@ async def _scripted(model: str, request: ModelRequest) -> ModelReply:
     if "error" in fields:
         raise _scripted_error(model, fields["error"])
     text = _as_text(fields["object"]) if "object" in fields else _as_text(fields.get("text", ""))
-    return _reply(model, request, text, cast("list[Mapping[str, Json]]", fields.get("tool_calls", [])))
+    return _reply(model, request, text, _calls(model, request, fields.get("tool_calls", []), index))
+
+
+def _calls(model: str, request: ModelRequest, scripted: Json, index: int) -> list[Mapping[str, Json]]:
+    """Calls of tools as a provider would ask for them; their ids are the same whenever the reply is given."""
+    if scripted and not (request.tools and request.may_call):
+        raise _bad_script(
+            model,
+            "asks for tools in a reply to a call that offers none: give the agent tools, or another reply",
+        )
+    calls: list[Mapping[str, Json]] = []
+    for place, fields in enumerate(_objects(scripted)):
+        if not isinstance(fields.get("tool"), str) or not {"tool", "arguments"}.issuperset(fields):
+            raise _bad_script(model, "takes calls as tool_calls: [{tool: <slug>, arguments: {...}}]")
+        function: Json = {"name": fields["tool"], "arguments": _as_text(fields.get("arguments", {}))}
+        calls.append({"id": f"call_{index}_{place}", "type": "function", "function": function})
+    return calls
+
+
+def _objects(value: Json) -> list[Mapping[str, Json]]:
+    """A list's entries; an empty object for what is none."""
+    entries = cast("list[Json]", value) if isinstance(value, list) else [value]
+    return [cast("Mapping[str, Json]", entry) if isinstance(entry, Mapping) else {} for entry in entries]
 
 
 async def _wait(delay_s: float, model: str, timeout_s: float | None) -> None:
@@ -132,12 +155,12 @@ def _as_text(value: Json) -> str:
 def _reply(
     model: str, request: ModelRequest, text: str, tool_calls: Sequence[Mapping[str, Json]] = ()
 ) -> ModelReply:
-    asked = sum(len(_as_text(message.get("content"))) for message in request.messages)
+    asked = sum(len(_as_text(message.get("content") or "")) for message in request.messages)
     return ModelReply(
         text=text,
         model=model,
         input_tokens=_tokens(asked),
-        output_tokens=_tokens(len(text)),
+        output_tokens=_tokens(len(text) + sum(len(call["function"]["arguments"]) for call in tool_calls)),
         finish_reason="tool_calls" if tool_calls else "stop",
         tool_calls=tuple(tool_calls),
     )

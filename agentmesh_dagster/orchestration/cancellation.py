@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from agentmesh_dagster.clock import Clock, SystemClock
-from agentmesh_dagster.constants import TAG_STATUS
+from agentmesh_dagster.constants import TAG_CLAIM, TAG_RUN_ID, TAG_STATUS
 from agentmesh_dagster.errors import RunRefused
 from agentmesh_dagster.orchestration.webserver import query
-from agentmesh_dagster.records import Event, Run, RunStatus
+from agentmesh_dagster.records import Event, Run, RunStatus, Wait, WaitStatus
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
 
 _POLL_S: Final = 0.2
 _OPEN: Final = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING)
+_NOT_BEGUN: Final = (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED)
 _TERMINATE: Final = """
 mutation Terminate($run: String!) {
   terminateRun(runId: $run) {
@@ -40,6 +41,8 @@ class Cancellation:
     """As it stands; not final yet where its steps still clean up."""
     is_asked: bool
     """Whether Dagster took the request for a run at work."""
+    closed: tuple[Wait, ...] = ()
+    """What it waited for, and nobody waits for any more: gates, suspensions, timers, events."""
 
 
 class CannotReach(RunRefused):
@@ -78,6 +81,7 @@ def cancel_run(
     clock = clock or SystemClock()
     if run.status.is_final:
         raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
+    waited_for = store.waits.list(run.project, run_id=run.id, statuses=(WaitStatus.OPEN,), limit=None)
     is_asked = _terminate(store, instance, run, webserver, clock)
     store.audit.add(run.project, "cancel", actor=by, entity=f"run/{run.id}", version=run.version)
     deadline = time.monotonic() + wait_s
@@ -85,9 +89,14 @@ def cancel_run(
         time.sleep(_POLL_S)
     stands = store.runs.get(run.id)
     if not stands.status.is_final and not _is_at_work(store, run, clock):
-        _set_canceled(store, instance, stands, by, clock)
+        set_canceled(store, instance, stands, by, clock)
         stands = store.runs.get(run.id)
-    return Cancellation(run=stands, is_asked=is_asked)
+    closed = (store.waits.get(wait.project, wait.id) for wait in waited_for)
+    return Cancellation(
+        run=stands,
+        is_asked=is_asked,
+        closed=tuple(wait for wait in closed if wait.status is WaitStatus.CANCELED),
+    )
 
 
 def _terminate(
@@ -128,7 +137,19 @@ def _is_at_work(store: Store, run: Run, clock: Clock) -> bool:
     return lease is not None and lease.expires_at > clock.now()
 
 
-def _set_canceled(store: Store, instance: dg.DagsterInstance, run: Run, by: str, clock: Clock) -> None:
+def set_canceled(store: Store, instance: dg.DagsterInstance, run: Run, by: str, clock: Clock) -> bool:
+    """Writes that a run on which nobody is at work was canceled, and tells Dagster; what it waits for is closed.
+
+    Args:
+        store: The run's.
+        instance: The Dagster instance that the run is in.
+        run: The run.
+        by: Who canceled it.
+        clock: Where times come from.
+
+    Returns:
+        Whether this call did; False where the run was final already.
+    """
     event = Event(
         id=clock.new_id(),
         at=clock.now(),
@@ -138,9 +159,22 @@ def _set_canceled(store: Store, instance: dg.DagsterInstance, run: Run, by: str,
         payload={"reason": "canceled by a person", "by": by},
     )
     if not store.runs.set_status(run.id, _OPEN, RunStatus.CANCELED, events=[event]):
-        return
+        return False
+    _stop_continuation(instance, run)
     dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1]) if run.dagster_run_ids else None
     if dagster_run is not None:
         if not dagster_run.is_finished:
             instance.report_run_canceled(dagster_run, "Canceled; no worker was at work on it.")
         instance.add_run_tags(dagster_run.run_id, {TAG_STATUS: RunStatus.CANCELED.value})
+    return True
+
+
+def _stop_continuation(instance: dg.DagsterInstance, run: Run) -> None:
+    """Cancels a Dagster run that was to continue the run, and has not begun."""
+    launched = instance.get_runs(dg.RunsFilter(tags={TAG_RUN_ID: run.id}, statuses=list(_NOT_BEGUN)))
+    for dagster_run in launched:
+        # A re-execution, which copies the tags, has a parent of its own and is another run.
+        if TAG_CLAIM in dagster_run.tags and dagster_run.parent_run_id is None:
+            instance.report_run_canceled(
+                dagster_run, f"Canceled with run {run.id}, which it was to continue."
+            )

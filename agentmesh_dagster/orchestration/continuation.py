@@ -1,4 +1,7 @@
-"""Continues a run in this process: one more Dagster run of the same run, built from what the run is pinned to."""
+"""Continues a run: one more Dagster run of the same run, built from what the run is pinned to.
+
+Here are those that this process executes by itself; the gate sensor asks Dagster for the others.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,16 @@ from agentmesh_dagster.errors import DefinitionError, RunRefused
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.local_run import LocalRun, code_location_file, reconstructable_job
 from agentmesh_dagster.orchestration.location_internals import hand_over
-from agentmesh_dagster.orchestration.reconcile import reconcile_run
-from agentmesh_dagster.records import Json, Publication, Run, RunStatus
+from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over, reconcile_run
+from agentmesh_dagster.orchestration.run_tags import RESUME_RETRY_TAG, continuation_tags
+from agentmesh_dagster.records import Claim, Json, Publication, Run, RunStatus, WaitStatus
 
 if TYPE_CHECKING:
     from agentmesh_dagster.orchestration.location_internals import ReconstructableJob
     from agentmesh_dagster.store import Store
 
 _RETRYABLE: Final = (RunStatus.FAILED, RunStatus.CANCELED)
-_PARENT_TAG: Final = "dagster/parent_run_id"
-_ROOT_TAG: Final = "dagster/root_run_id"
-_RESUME_RETRY_TAG: Final = "dagster/is_resume_retry"
-# What belongs to one Dagster run alone, and is not handed on to the next of the same run.
-_OWN_TAGS: Final = frozenset(
-    {
-        ".dagster/grpc_info",
-        "dagster/failure_reason",
-        "dagster/retry_number",
-        "dagster/run_key",
-        "dagster/sensor_name",
-        "dagster/tick",
-        "dagster/will_retry",
-        _RESUME_RETRY_TAG,
-    }
-)
+_MOST_WAITS: Final = 1000
 
 
 def pinned_job(root: Path, publication: Publication) -> ReconstructableJob:
@@ -94,37 +83,108 @@ def check_retryable(store: Store, instance: dg.DagsterInstance, run: Run, clock:
             f"run {run.id!r} is {run.status.value}: only failed and canceled runs are retried",
             code="run-not-failed",
         )
-    last = instance.get_run_by_id(run.dagster_run_ids[-1])
-    if last is None:
+    _check_over(store, instance, run, clock)
+    return run
+
+
+def check_resumable(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock | None = None) -> Run:
+    """Sees whether a waiting run may be continued now, and tells Dagster the end of a worker that was killed.
+
+    Returns:
+        The run as it stands.
+
+    Raises:
+        RunRefused: It does not wait (code `run-not-waiting`), nothing that it waits for has come (`nothing-to-resume`),
+            something still works on it (`run-at-work`), or its Dagster run is not in this Dagster instance
+            (`dagster-run-missing`).
+    """
+    run = store.runs.get(run.id)
+    if run.status is not RunStatus.WAITING:
         raise RunRefused(
-            f"the Dagster run {run.dagster_run_ids[-1]!r} of run {run.id!r} is not in this Dagster instance; "
+            f"run {run.id!r} is {run.status.value}: it waits for nothing", code="run-not-waiting"
+        )
+    come = store.waits.list(
+        run.project, run_id=run.id, statuses=(WaitStatus.DECIDED, WaitStatus.EXPIRED), limit=_MOST_WAITS
+    )
+    if all(wait.used_at is not None for wait in come):
+        raise RunRefused(
+            f"run {run.id!r} is waiting, and nothing that it waits for has come; "
+            f"`agentmesh runs show {run.id[:8]}` shows what that is",
+            code="nothing-to-resume",
+        )
+    _check_over(store, instance, run, clock or SystemClock())
+    return run
+
+
+def _check_over(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock) -> None:
+    last = run.dagster_run_ids[-1]
+    if instance.get_run_by_id(last) is None:
+        raise RunRefused(
+            f"the Dagster run {last!r} of run {run.id!r} is not in this Dagster instance; "
             "set DAGSTER_HOME to the one that ran it",
             code="dagster-run-missing",
         )
-    if not last.is_finished:
+    if not is_dagster_run_over(store, instance, run, clock):
         raise RunRefused(
-            f"run {run.id!r} is {run.status.value}, and other steps of its Dagster run {last.run_id} are still at "
+            f"run {run.id!r} is {run.status.value}, and other steps of its Dagster run {last} are still at "
             "work; wait for their end, or terminate it in the Dagster UI",
             code="run-at-work",
         )
-    return run
 
 
 def continue_here(
     agentmesh: AgentMesh, job: ReconstructableJob, run: Run, *, instance: dg.DagsterInstance, by: str
 ) -> LocalRun:
-    """Executes one more Dagster run of a run in this process: finished steps are replayed from the journal.
+    """Retries a run in this process: finished steps are replayed from the journal.
 
     Args:
         agentmesh: The process's.
         job: The job of the run's publication.
         run: See `check_retryable`.
-        instance: Holds the run's last Dagster run, whose config and tags are handed on.
+        instance: Holds the run's Dagster runs, whose config and tags are handed on.
         by: Who asks for it.
 
     Raises:
         RunRefused: The Dagster run ended before it could go on (code `not-continued`).
     """
+    agentmesh.store().audit.add(run.project, "retry", actor=by, entity=f"run/{run.id}", version=run.version)
+    return _execute_here(agentmesh, job, run, instance, {RESUME_RETRY_TAG: "true", "user": by}, None)
+
+
+def resume_here(
+    agentmesh: AgentMesh,
+    job: ReconstructableJob,
+    run: Run,
+    *,
+    instance: dg.DagsterInstance,
+    claim: Claim,
+    by: str,
+) -> LocalRun:
+    """Continues a run in this process by a claim, as the gate sensor has Dagster do it.
+
+    Args:
+        agentmesh: The process's.
+        job: The job of the run's publication.
+        run: See `check_resumable`.
+        instance: Holds the run's Dagster runs, whose config and tags are handed on.
+        claim: The caller's.
+        by: Who asks for it.
+
+    Raises:
+        RunRefused: The Dagster run ended before it could go on (code `not-continued`).
+    """
+    agentmesh.store().audit.add(run.project, "resume", actor=by, entity=f"run/{run.id}", version=run.version)
+    return _execute_here(agentmesh, job, run, instance, {"user": by}, claim)
+
+
+def _execute_here(
+    agentmesh: AgentMesh,
+    job: ReconstructableJob,
+    run: Run,
+    instance: dg.DagsterInstance,
+    tags: Mapping[str, str],
+    claim: Claim | None,
+) -> LocalRun:
     parent_id = run.dagster_run_ids[-1]
     parent = instance.get_run_by_id(parent_id)
     if parent is None:
@@ -132,13 +192,13 @@ def continue_here(
             f"the Dagster run {parent_id!r} was deleted from this Dagster instance",
             code="dagster-run-missing",
         )
-    agentmesh.store().audit.add(run.project, "retry", actor=by, entity=f"run/{run.id}", version=run.version)
+    first = instance.get_run_by_id(run.id) or parent
     # All steps, not those that Dagster holds for failed: a killed worker's steps have no end, and what finished costs
     # nothing to replay.
     result = dg.execute_job(
         job,
         instance=instance,
-        tags=_continuation_tags(parent, by),
+        tags={**continuation_tags(first, parent, claim=claim), **tags},
         raise_on_error=False,
         reexecution_options=dg.ReexecutionOptions(parent_run_id=parent_id),
     )
@@ -161,17 +221,6 @@ def continue_here(
         dagster_status=ended.status.value if ended else "UNKNOWN",
         run=stands,
     )
-
-
-def _continuation_tags(parent: dg.DagsterRun, by: str) -> dict[str, str]:
-    tags: Mapping[str, str] = parent.tags
-    return {
-        **{tag: value for tag, value in tags.items() if tag not in _OWN_TAGS},
-        _PARENT_TAG: parent.run_id,
-        _ROOT_TAG: parent.root_run_id or parent.run_id,
-        _RESUME_RETRY_TAG: "true",
-        "user": by,
-    }
 
 
 def first_failure(instance: dg.DagsterInstance, dagster_run_id: str) -> str | None:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,7 @@ import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.compiler.ops import op_names
-from agentmesh_dagster.constants import TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
+from agentmesh_dagster.constants import TAG_CLAIM, TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
 from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
@@ -60,10 +60,16 @@ class AgentMesh:
     """The project's folder: functions of modules in it can be called."""
     lease_s: float = 60.0
     """How long a run's lease lasts unrenewed; a killed worker's run is found out after that."""
+    notify: tuple[Json, ...] = field(default=(), hash=False)
+    """Who is told of every gate: notifiers' configs, such as `{"type": "log"}`; see `specs.notify`."""
 
     @staticmethod
     def of_project(
-        start: Path | None = None, *, function_modules: tuple[str, ...] = (), lease_s: float = 60.0
+        start: Path | None = None,
+        *,
+        function_modules: tuple[str, ...] = (),
+        lease_s: float = 60.0,
+        notify: tuple[Json, ...] = (),
     ) -> AgentMesh:
         """The one that the environment and the project's folder name.
 
@@ -71,6 +77,7 @@ class AgentMesh:
             start: A folder of the project; default the working directory.
             function_modules: See the field.
             lease_s: See the field.
+            notify: See the field.
         """
         root = project_root(start)
         return AgentMesh(
@@ -79,6 +86,7 @@ class AgentMesh:
             function_modules=function_modules,
             root=root,
             lease_s=lease_s,
+            notify=notify,
         )
 
     def store(self) -> Store:
@@ -243,18 +251,23 @@ def build_environment(agentmesh: AgentMesh) -> Environment:
     """
     from agentmesh_dagster.llm.client import ModelRouter
     from agentmesh_dagster.runtime.functions import FunctionRegistry
+    from agentmesh_dagster.runtime.patient import BOUND_S, PatientJournal
     from agentmesh_dagster.runtime.secrets import Secrets, load_provider
     from agentmesh_dagster.runtime.tools.http_client import HttpClient
 
     if agentmesh.root is not None and str(agentmesh.root) not in sys.path:
         sys.path.append(str(agentmesh.root))
     return Environment(
-        journal=agentmesh.store().journal,
+        # Half a lease at most: it must outlast the wait for a database that is away.
+        journal=PatientJournal(
+            agentmesh.store().journal, clock=SystemClock(), bound_s=min(BOUND_S, agentmesh.lease_s / 2)
+        ),
         models=ModelRouter(),
         secrets=Secrets(load_provider()),
         functions=FunctionRegistry.from_environment(agentmesh.function_modules),
         http=HttpClient(),
         clock=SystemClock(),
+        notify=agentmesh.notify,
         lease_s=agentmesh.lease_s,
     )
 
@@ -282,7 +295,18 @@ def construct_launch(run: dg.DagsterRun, steps: frozenset[str], instance: dg.Dag
         triggered_by=tags.get("dagster/schedule_name")
         or tags.get("dagster/sensor_name")
         or tags.get("user", ""),
+        claim=tags.get(TAG_CLAIM),
+        max_retries=_max_retries(tags, instance),
     )
+
+
+def _max_retries(tags: Mapping[str, str], instance: dg.DagsterInstance) -> int:
+    """How often Dagster would retry the run, by its tag or by the instance's setting."""
+    stated = tags.get("dagster/max_retries")
+    if stated is None:
+        return instance.run_retries_max_retries if instance.run_retries_enabled else 0
+    # Dagster warns of a value that is no number, and does not retry.
+    return int(stated) if stated.isdecimal() else 0
 
 
 def _continued(run: dg.DagsterRun, instance: dg.DagsterInstance) -> Iterator[str]:

@@ -3,6 +3,7 @@
 A worker that is killed writes nothing. Its lease runs out, and Dagster still believes it started; nobody else finds out
 when the code server died with it. So: a run whose Dagster run has ended takes that end over, and a run whose lease has
 run out while Dagster calls it started is reported to Dagster as failed (or canceled, where somebody asked for that).
+A run that had written how it stands, final or waiting, when its worker was killed is reported to Dagster as that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from agentmesh_dagster.clock import Clock, SystemClock
-from agentmesh_dagster.constants import TAG_STATUS
+from agentmesh_dagster.constants import TAG_PROJECT, TAG_STATUS
 from agentmesh_dagster.errors import NodeError, NotFound
 from agentmesh_dagster.records import Event, Lease, Run, RunStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
@@ -33,6 +34,11 @@ _AT_WORK = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _LOST: Final = "The worker of this run has not been heard of since its lease ran out; it was probably killed."
 _REPORTING_S: Final = 60.0
 """How long a reconciler has for reporting a lost run, before another one may."""
+_ENDING_S: Final = 60.0
+"""How long a worker that has given its lease back may take until Dagster has heard of its end."""
+_WILL_RETRY: Final = "dagster/will_retry"
+_AUTO_RETRY: Final = "dagster/auto_retry_run_id"
+_FAILURE_REASON: Final = "dagster/failure_reason"
 _SILENCE_S: Final = 3600.0
 """How long a run without a lease must have written nothing before it is given up, where Dagster cannot be asked."""
 
@@ -63,7 +69,48 @@ def reconcile(
         correction = _tell_dagster_the_end(store, instance, abandoned.run, clock)
         if correction is not None:
             found.append(correction)
+    found += _left_behind(store, instance, project, clock)
+    _adopt_retries(store, instance, project, clock)
     return found
+
+
+def _left_behind(
+    store: Store, instance: dg.DagsterInstance, project: str, clock: Clock
+) -> Generator[Correction]:
+    """Dagster runs at work whose run stands still: the worker died between giving its lease back and its end."""
+    at_work = instance.get_runs(dg.RunsFilter(statuses=list(_AT_WORK), tags={TAG_PROJECT: project}))
+    for dagster_run in at_work:
+        run = find_run(store, dagster_run.run_id)
+        if run is None or run.status in (RunStatus.PENDING, RunStatus.RUNNING):
+            continue
+        since = run.suspended_at if run.status is RunStatus.WAITING else run.finished_at
+        is_last = run.dagster_run_ids[-1] == dagster_run.run_id
+        if is_last and since is not None and since + timedelta(seconds=_ENDING_S) <= clock.now():
+            correction = _tell_dagster_the_end(store, instance, run, clock)
+            if correction is not None:
+                yield correction
+
+
+def _adopt_retries(store: Store, instance: dg.DagsterInstance, project: str, clock: Clock) -> None:
+    """Takes over the retries of runs that Dagster meant to retry and gave up.
+
+    It tries once, and not again where the code location could not be reached at that moment, as when worker and code
+    server died together.
+    """
+    for run in store.runs.left_to_dagster(project, failed_since=clock.now() - timedelta(seconds=_SILENCE_S)):
+        last = instance.get_run_by_id(run.dagster_run_ids[-1])
+        if last is None or last.tags.get(_WILL_RETRY) != "false" or _AUTO_RETRY in last.tags:
+            continue
+        if last.tags.get(_FAILURE_REASON) == "STEP_FAILURE" and not _retries_steps(last, instance):
+            continue
+        store.runs.adopt_retries(run.id)
+
+
+def _retries_steps(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+    stated = run.tags.get("dagster/retry_on_asset_or_op_failure")
+    if stated is not None:
+        return stated.lower() == "true"
+    return instance.run_retries_retry_on_asset_or_op_failure
 
 
 def reconcile_run(
@@ -129,16 +176,47 @@ def _end_lost_worker(store: Store, instance: dg.DagsterInstance, run: Run, clock
         return _correct(store, run, RunStatus.FAILED, "its worker died", clock, instance)
 
 
+def is_dagster_run_over(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock) -> bool:
+    """Whether the last Dagster run of a run that stands still is over, so that another one may continue it.
+
+    Dagster hears of an end a moment after the run's row and its lease say it. Where the worker died in that moment,
+    Dagster is told here.
+
+    Args:
+        store: The run's.
+        instance: The Dagster instance that the run is in.
+        run: A run that is waiting or final, as its row says.
+        clock: Where times come from.
+    """
+    dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1]) if run.dagster_run_ids else None
+    if dagster_run is None or dagster_run.is_finished:
+        return True
+    if store.runs.lease(run.id) is None:
+        # A run that failed may have steps at work in other processes, each with the lease in turn; one that waits has
+        # none any more.
+        since = run.suspended_at if run.status is RunStatus.WAITING else None
+        if since is None or since + timedelta(seconds=_ENDING_S) > clock.now():
+            return False
+    # With a lease that is held, nothing is told, and it is not over.
+    return _tell_dagster_the_end(store, instance, run, clock) is not None
+
+
 def _tell_dagster_the_end(
     store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock
 ) -> Correction | None:
-    """Reports a run that has written its own end, and whose worker died before Dagster heard of it."""
+    """Reports a run that has written how it stands, and whose worker died before Dagster heard of it."""
     with _taken_lease(store, run, clock) as is_taken:
         dagster_run = _still_at_work(instance, run) if is_taken else None
         if dagster_run is None:
             return None
-        message = f"The run had ended as {run.status.value} when its worker was killed."
-        if run.status is RunStatus.SUCCEEDED:
+        if run.status is RunStatus.WAITING and dagster_run.status is dg.DagsterRunStatus.CANCELING:
+            # Somebody asked for it while the worker could still have heard.
+            instance.report_run_canceled(dagster_run, _LOST)
+            reason = "its worker died while it was canceled"
+            return _correct(store, run, RunStatus.CANCELED, reason, clock, instance)
+        stands = "was waiting" if run.status is RunStatus.WAITING else f"had ended as {run.status.value}"
+        message = f"The run {stands} when its worker was killed."
+        if run.status in (RunStatus.SUCCEEDED, RunStatus.WAITING):
             event = dg.DagsterEvent(
                 event_type_value=dg.DagsterEventType.RUN_SUCCESS.value,
                 job_name=dagster_run.job_name,
@@ -222,7 +300,8 @@ def _correct(
     )
     moved = store.runs.set_status(
         run.id,
-        (RunStatus.PENDING, RunStatus.RUNNING),
+        # A waiting run, only where somebody canceled it.
+        (run.status,) if run.status is RunStatus.WAITING else (RunStatus.PENDING, RunStatus.RUNNING),
         status,
         at=now,
         error=error.to_json() if error else None,

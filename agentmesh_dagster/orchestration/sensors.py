@@ -5,8 +5,12 @@ from __future__ import annotations
 import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
+from agentmesh_dagster.constants import TAG_CLAIM
+from agentmesh_dagster.orchestration.cancellation import set_canceled
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.reconcile import find_run, reconcile, reconcile_run
+from agentmesh_dagster.records import RunStatus
+from agentmesh_dagster.runtime.loop import run_on_loop
 
 
 def build_run_status_sensors(
@@ -22,7 +26,7 @@ def build_run_status_sensors(
             # Not the run id of the tag, which a re-execution copies: whose work it was stands in the store.
             run = find_run(agentmesh.store(), context.dagster_run.run_id)
             if run is None:
-                return dg.SkipReason("not a run of AgentMesh")
+                return dg.SkipReason(_canceled_unbegun(agentmesh, context) or "not a run of AgentMesh")
             if run.status.is_final or run.dagster_run_ids[-1] != context.dagster_run.run_id:
                 return dg.SkipReason(f"run {run.id} has written its own end")
             lease = agentmesh.store().runs.lease(run.id)
@@ -43,6 +47,27 @@ def build_run_status_sensors(
         sensor(dg.DagsterRunStatus.FAILURE, "agentmesh_run_failed"),
         sensor(dg.DagsterRunStatus.CANCELED, "agentmesh_run_canceled"),
     ]
+
+
+def _canceled_unbegun(agentmesh: AgentMesh, context: dg.RunStatusSensorContext) -> str | None:
+    """Cancels the run that a Dagster run was to continue, which somebody canceled in Dagster before it began.
+
+    Without that, another one would be started in its place.
+    """
+    dagster_run, store = context.dagster_run, agentmesh.store()
+    claim_id = dagster_run.tags.get(TAG_CLAIM)
+    is_copy = dagster_run.parent_run_id is not None
+    if claim_id is None or is_copy or dagster_run.status is not dg.DagsterRunStatus.CANCELED:
+        return None
+    claim = run_on_loop(store.journal.claim(claim_id))
+    if claim is None or not claim.is_current or claim.dagster_run_id is not None:
+        return None
+    run = store.runs.get(claim.run_id)
+    if run.project != agentmesh.project or run.status is not RunStatus.WAITING:
+        return None
+    if not set_canceled(store, context.instance, run, "Dagster", SystemClock()):
+        return None
+    return f"run {run.id} is canceled: its continuation was canceled in Dagster before it began"
 
 
 def build_reconciler_sensor(agentmesh: AgentMesh, *, minimum_interval_s: int = 15) -> dg.SensorDefinition:

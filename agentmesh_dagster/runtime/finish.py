@@ -16,11 +16,13 @@ from agentmesh_dagster.specs.schema import validate_value
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
-    """How a run stands after all its ops: `succeeded` with an output, or `failed` with an error."""
+    """How a run stands after all its ops: `succeeded` with an output, `failed` with an error, or `waiting`."""
 
     status: RunStatus
     output: Json = None
     error: Json = None
+    waits_at: tuple[str, ...] = ()
+    """The nodes that wait."""
 
 
 async def finish_run(session: RunSession) -> RunEnd:
@@ -42,7 +44,9 @@ async def finish_run(session: RunSession) -> RunEnd:
 def decide_end(session: RunSession, rows: dict[str, Step], states: dict[str, NodeState]) -> RunEnd:
     """How the run ended, from its rows."""
     graph = session.scope.graph
-    failed = [row for row in rows.values() if not row.is_finished and row.status is not StepStatus.PENDING]
+    waiting = tuple(name for name, row in rows.items() if row.status is StepStatus.WAITING)
+    undone_statuses = (StepStatus.PENDING, StepStatus.WAITING)
+    failed = [row for row in rows.values() if not row.is_finished and row.status not in undone_statuses]
     if failed:
         first = min(
             failed,
@@ -57,6 +61,8 @@ def decide_end(session: RunSession, rows: dict[str, Step], states: dict[str, Nod
             ).to_json()
         )
         return RunEnd(status=RunStatus.FAILED, error=error)
+    if waiting:
+        return RunEnd(status=RunStatus.WAITING, waits_at=waiting)
     undone = [name for name, state in states.items() if state in (NodeState.READY, NodeState.UNDECIDED)]
     if undone:
         error = NodeError(f"these nodes were never run: {', '.join(undone)}", code="unfinished")

@@ -26,6 +26,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from agentmesh_dagster.constants import ENV_FUNCTION_MODULES
 from agentmesh_dagster.errors import ToolError
 from agentmesh_dagster.records import Json
+from agentmesh_dagster.runtime.step_context import StepContext
 from agentmesh_dagster.runtime.tools.errors import ToolFailure, ToolRefused
 
 __all__ = ["Function", "FunctionRegistry", "run_in_thread", "to_json"]
@@ -49,8 +50,10 @@ class Function:
     input_schema: dict[str, Any]
     output_schema: dict[str, Any] | None
     """None where the return annotation is missing, or has no JSON Schema."""
+    context_parameter: str | None = None
+    """The parameter that gets the step's context."""
 
-    async def __call__(self, value: Json) -> Json:
+    async def __call__(self, value: Json, context: StepContext | None = None) -> Json:
         """Calls the function with the members of an object as keyword arguments.
 
         A sync function runs in a thread of its own; when the caller is canceled or times out, the thread goes
@@ -59,6 +62,7 @@ class Function:
         Args:
             value: An object, or null for none. Parameters get the types of their annotations (dates, models,
                 enums).
+            context: For the parameter that is annotated with `StepContext`, where there is one.
 
         Returns:
             What the function returned, as JSON; pydantic models, dataclasses, dates, sets and so on are
@@ -70,6 +74,8 @@ class Function:
                 (`tool-output`).
         """
         keywords = self._keywords(value)
+        if self.context_parameter is not None:
+            keywords[self.context_parameter] = context
         failure: ToolFailure
         try:
             if self.is_async:
@@ -225,9 +231,12 @@ def _describe(reference: str, function: Callable[..., Any]) -> Function:
         ) from error
     fields: dict[str, Any] = {}
     takes_more = False
+    context_parameter: str | None = None
     for index, parameter in enumerate(signature.parameters.values()):
         annotation = hints.get(parameter.name, Any)
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        if annotation is StepContext and parameter.kind in _KEYWORD_KINDS:
+            context_parameter = parameter.name
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
             takes_more = True
         elif parameter.kind in _KEYWORD_KINDS:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
@@ -260,6 +269,7 @@ def _describe(reference: str, function: Callable[..., Any]) -> Function:
         arguments=arguments,
         input_schema=input_schema,
         output_schema=_output_schema(hints),
+        context_parameter=context_parameter,
     )
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from agentmesh_dagster.errors import NodeError, ReplayError, RunRefused, StoreError
-from agentmesh_dagster.records import Event, Json, Step, StepStatus
+from agentmesh_dagster.errors import ReplayedFailure, ReplayError, RunRefused, StoreError
+from agentmesh_dagster.faults import fault_point
+from agentmesh_dagster.records import Event, Json, Step, StepStatus, WaitStatus
+from agentmesh_dagster.runtime.unknown import settle_cut_off
+from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.closure import content_hash
 
 if TYPE_CHECKING:
@@ -41,6 +45,14 @@ class StepAsk:
     """Whether it may run again after it was cut off."""
     announce: bool
     """Whether a `running` row is written first; pure and instant steps do without."""
+    node_key: str = ""
+    """The key of the node in which the step stands; its own where it is one."""
+    on_unknown: str = "human"
+    """What follows when it must not run again and was cut off: `human`, `retry` or `fail`."""
+    answer_schema: Json = None
+    """What the output of a step that was cut off must fit, where a person says it."""
+    notify: Sequence[Json] = ()
+    """Who is told when people must say."""
 
     @property
     def fingerprint(self) -> str:
@@ -84,11 +96,13 @@ async def journalled_step(
     """Answers a step from its finished row, or runs it and records the answer.
 
     Returns:
-        The finished row, and whether it was replayed.
+        The finished row, and whether it was replayed; of a node that waits, its row in status `waiting`.
 
     Raises:
         ReplayError: The finished row answers something else (code `fingerprint`).
         NodeError: The step was cut off and must not be repeated (code `step-unknown`).
+        ReplayedFailure: The node failed in an earlier Dagster run, and this one does not retry it.
+        Suspended: A step inside a node waits.
         Exception: What `call` raised, after the row says `failed`.
     """
     fingerprint = ask.fingerprint
@@ -102,8 +116,13 @@ async def journalled_step(
                 path=ask.key,
             )
         return known, True
+    is_node = ask.kind == "node"
+    if is_node and known is not None and known.status is StepStatus.FAILED and session.continues_gate:
+        raise ReplayedFailure(known.error)
     clock = session.environment.clock
     now = clock.now()
+    has_waited = known is not None and known.status is StepStatus.WAITING
+    used = await session.unused_waits(ask.key) if is_node and has_waited else ()
     row = Step(
         run_id=session.run.id,
         key=ask.key,
@@ -113,20 +132,23 @@ async def journalled_step(
         kind=ask.kind,
         parent_key=ask.parent_key,
         predecessor_keys=ask.predecessor_keys,
-        attempt=known.attempt + 1 if known else 1,
+        # To go on after a wait is no further attempt.
+        attempt=1 if known is None else known.attempt + (0 if has_waited else 1),
         status=StepStatus.RUNNING,
         input=session.redact(ask.request),
         fingerprint=fingerprint,
         queued_at=known.queued_at if known else now,
-        started_at=now,
+        started_at=(known.started_at if known is not None and has_waited else None) or now,
         dagster_run_id=session.dagster_run_id,
     )
+    settled: StepAnswer | None = None
     if known is not None and not ask.idempotent and known.status in (StepStatus.RUNNING, StepStatus.UNKNOWN):
-        await _refuse_repeat(session, known)
+        told = await settle_cut_off(session, ask, known)
+        settled = StepAnswer(output=told.output) if told is not None else None
     started, completed, failed = _EVENTS.get(ask.kind, _NODE_EVENTS)
     first = session.event(started, ask.key, {"attempt": row.attempt, "node_type": ask.node_type})
-    if ask.announce:
-        await session.record(row, [first])
+    if ask.announce and settled is None:
+        await session.record(row, [first], used=[wait.id for wait in used])
         waiting: list[Event] = []
     else:
         waiting = [first]
@@ -146,11 +168,33 @@ async def journalled_step(
             output_tokens=answer.output_tokens,
             cost_usd=answer.cost_usd,
             finished_at=clock.now(),
-            duration_ms=round((clock.monotonic_s() - began) * 1000),
+            duration_ms=round((clock.monotonic_s() - began) * 1000)
+            if not has_waited
+            else _since(row, clock.now()),
         )
 
     try:
-        answer = await call(progress)
+        if settled is not None:
+            answer = settled
+        elif ask.kind in _EVENTS:
+            fault_point(f"{ask.kind}.call.before")
+            answer = await call(progress)
+            fault_point(f"{ask.kind}.call.after")
+        else:
+            answer = await call(progress)
+    except Suspended as suspended:
+        row = replace(row, attempt=progress.attempt, status=StepStatus.WAITING)
+        if not is_node:
+            await session.record(row, waiting)
+            raise
+        waiting.append(_waiting_event(session, row, suspended))
+        await session.record(
+            row,
+            waiting,
+            opened=[wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None],
+            superseded=suspended.superseded,
+        )
+        return row, False
     except asyncio.CancelledError:
         status = StepStatus.CANCELED if ask.idempotent else StepStatus.UNKNOWN
         try:
@@ -165,7 +209,7 @@ async def journalled_step(
         await session.record(row, [*waiting, session.event(failed, ask.key, {"error": problem})])
         raise
     row = ended(answer.status, answer)
-    last = completed if row.status is StepStatus.SUCCEEDED else failed
+    last = {StepStatus.SUCCEEDED: completed, StepStatus.SKIPPED: "step.skipped"}.get(row.status, failed)
     payload: dict[str, Json] = {"status": row.status.value, "duration_ms": row.duration_ms}
     if row.error is not None:
         payload["error"] = row.error
@@ -180,16 +224,19 @@ async def journalled_step(
     return row, False
 
 
-async def _refuse_repeat(session: RunSession, known: Step) -> None:
-    error = NodeError(
-        f"step {known.key!r} was cut off while it ran, and may or may not have taken effect; it is not declared "
-        "idempotent, so it is not repeated: look at the other side, then start a new run, or declare the tool "
-        "'idempotent: true'",
-        code="step-unknown",
-        path=known.key,
-    )
-    if known.status is not StepStatus.UNKNOWN:
-        problem = error.to_json()
-        row = replace(known, status=StepStatus.UNKNOWN, error=problem, dagster_run_id=session.dagster_run_id)
-        await session.record(row, [session.event("step.failed", known.key, {"error": problem})])
-    raise error
+def _waiting_event(session: RunSession, row: Step, suspended: Suspended) -> Event:
+    waits = suspended.waits
+    by_people = any(wait.kind.is_approval for wait in waits)
+    payload = {
+        "waits": [
+            {"id": wait.id, "kind": wait.kind.value, "step_key": wait.step_key, "label": wait.label}
+            for wait in waits
+            if wait.status is WaitStatus.OPEN
+        ]
+    }
+    return session.event("step.waiting_human" if by_people else "step.waiting", row.key, payload)
+
+
+def _since(row: Step, now: datetime) -> int:
+    """Milliseconds since a step began that has waited meanwhile: no process was there to measure them."""
+    return round((now - (row.started_at or now)).total_seconds() * 1000)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from agentmesh_dagster.records import Event, Json, Run, RunStatus, Step
+from agentmesh_dagster.records import Claim, Event, Json, Run, RunStatus, Step, Wait
 
 
 class Journal(Protocol):
@@ -23,13 +23,50 @@ class Journal(Protocol):
         StoreError: The database could not be reached or refused; `retryable` says whether waiting may help.
     """
 
-    async def bind_run(self, run: Run, dagster_run_id: str, events: Sequence[Event] = ()) -> Run:
+    async def bind_run(
+        self,
+        run: Run,
+        dagster_run_id: str,
+        events: Sequence[Event] = (),
+        *,
+        claim: str | None = None,
+        lease_until: datetime | None = None,
+    ) -> Run:
         """Stores a new run, or finds it: the stored run with `run.id`, with `dagster_run_id` among its Dagster runs.
 
         The events are written in the same transaction, where the Dagster run was not bound yet.
 
-        A run that is final and is bound by a further Dagster run (a retry) becomes `running` again.
+        A run that is waiting or final and is bound by a further Dagster run becomes `running` again. Where it was
+        `canceled`, its waits that the cancellation closed are open again.
+
+        Args:
+            run: As it is to be stored, where it is new.
+            dagster_run_id: The Dagster run.
+            events: Of this binding.
+            claim: The claim by which the Dagster run continues the run: it is bound in the same transaction, by
+                compare-and-set. Without one, a further Dagster run withdraws a claim that nobody has bound.
+            lease_until: Takes the lease of a new run in the same transaction: a worker that is killed right after it
+                is found out when the lease has run out.
+
+        Raises:
+            RunRefused: The claim is bound to another Dagster run, or was given back meanwhile (code `claim-lost`), or
+                the run is neither waiting nor failed nor canceled (code `claim-lost` too).
         """
+        ...
+
+    async def claim(self, claim_id: str) -> Claim | None:
+        """The claim of that id, or None where the store has none."""
+        ...
+
+    async def spend_claim(self, claim_id: str, dagster_run_id: str) -> None:
+        """Binds a claim that was given back to the Dagster run that came too late with it, and does no more.
+
+        So a re-execution of that Dagster run finds the claim bound, and starts a run of its own.
+        """
+        ...
+
+    async def waits(self, run_id: str, step_key: str | None = None) -> tuple[Wait, ...]:
+        """The waits of a run, or of one of its steps, the oldest first."""
         ...
 
     async def run_of(self, dagster_run_id: str) -> Run | None:
@@ -40,8 +77,20 @@ class Journal(Protocol):
         """The steps of a run by key, all or those named; missing ones are left out."""
         ...
 
-    async def record(self, step: Step, events: Sequence[Event] = ()) -> None:
+    async def record(
+        self,
+        step: Step,
+        events: Sequence[Event] = (),
+        *,
+        opened: Sequence[Wait] = (),
+        used: Sequence[str] = (),
+        superseded: Sequence[str] = (),
+    ) -> None:
         """Inserts or replaces the row of a step, with the events that speak of it, in one transaction.
+
+        In it too: `opened` waits are added, each once (by run, step key and label), with their notices; an event that
+        was kept for one answers it at once. The waits whose ids are `used` get `used_at`, where they have none; those
+        `superseded` are canceled, where they are open.
 
         A row that becomes finished adds its tokens and cost to the run's totals, once; a `node` row that succeeded or
         failed adds one to `steps_executed`. A finished row is never replaced.
@@ -86,17 +135,32 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolOffer:
+    """A tool that a model may ask to be called."""
+
+    name: str
+    """Letters, digits, `_` and `-`, 64 at most: what providers take."""
+    description: str
+    input_schema: Mapping[str, Json]
+    """JSON Schema of the arguments, an object's."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelRequest:
     """One call of a model."""
 
     models: tuple[str, ...]
     """Tried in turn: the next one after a retryable failure."""
     messages: tuple[Mapping[str, Json], ...]
-    """OpenAI chat messages: `{"role": "system" | "user" | "assistant", "content": str}`."""
+    """OpenAI chat messages: `{"role": "system" | "user" | "assistant", "content": str}`; an assistant's may have
+    `tool_calls`, and each of them is answered by `{"role": "tool", "tool_call_id": id, "content": str}`."""
     settings: Mapping[str, Json] = field(default_factory=dict[str, Any])
     """Rendered `model_settings`, `temperature` and `max_tokens`; secrets are in clear here and nowhere else."""
     output_schema: Mapping[str, Json] | None = None
     """Ask for an object of this JSON Schema."""
+    tools: tuple[ToolOffer, ...] = ()
+    may_call: bool = True
+    """Whether the model may ask for calls now; the conversation's earlier calls need the tools named all the same."""
     timeout_s: float | None = None
     """Bound on one provider call."""
     idempotency_key: str | None = None
@@ -114,6 +178,7 @@ class ModelReply:
     cost_usd: float = 0.0
     finish_reason: str = "stop"
     tool_calls: tuple[Mapping[str, Json], ...] = ()
+    """As OpenAI has them: `{"id": str, "type": "function", "function": {"name": str, "arguments": JSON text}}`."""
     failures: tuple[Mapping[str, Json], ...] = ()
     """Errors (as JSON) of the models tried before."""
 

@@ -31,9 +31,22 @@ def node_types() -> Mapping[str, NodeType[Any]]:
     from agentmesh_dagster.runtime.nodes.base import NodeType
     from agentmesh_dagster.runtime.nodes.code import CodeNode
     from agentmesh_dagster.runtime.nodes.flow import BranchNode, DelayNode, EndNode, StartNode, TransformNode
+    from agentmesh_dagster.runtime.nodes.human import HumanNode
     from agentmesh_dagster.runtime.nodes.tool import ToolNode
+    from agentmesh_dagster.runtime.nodes.webhook import WebhookNode
 
-    builtin = (StartNode, EndNode, AgentNode, ToolNode, TransformNode, CodeNode, BranchNode, DelayNode)
+    builtin = (
+        StartNode,
+        EndNode,
+        AgentNode,
+        ToolNode,
+        TransformNode,
+        CodeNode,
+        BranchNode,
+        DelayNode,
+        HumanNode,
+        WebhookNode,
+    )
     found: dict[str, NodeType[Any]] = {cls.name: cls() for cls in builtin}
     for point in entry_points(group=GROUP_NODES):
         try:

@@ -12,7 +12,8 @@ from typing import Any
 
 from agentmesh_dagster.constants import HANDLE_ERROR
 from agentmesh_dagster.errors import AgentMeshError, NodeError, NodeTimeout, ReplayError, RunRefused
-from agentmesh_dagster.records import Json, Step, StepStatus
+from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitStatus
+from agentmesh_dagster.runtime.how_to_decide import how_to_decide
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType, NodeCall, NodeResult, Preparation, Say
 from agentmesh_dagster.runtime.registry import node_type_of
@@ -35,7 +36,10 @@ class NodeOutcome:
     state: NodeState
     """`FINISHED`, `SKIPPED`, or `UNDECIDED`: something before it has not finished, and no row was written."""
     row: Step | None = None
+    """The node's row; with `UNDECIDED`, that of a node which waits."""
     replayed: bool = False
+    waits: tuple[Wait, ...] = ()
+    """What a node that waits is waiting for."""
 
     @property
     def live_edges(self) -> frozenset[int]:
@@ -68,6 +72,11 @@ async def run_node(session: RunSession, scope: Scope, node_id: str, say: Say) ->
     finished = {name: row for name, row in known.items() if row.is_finished}
     work = _NodeWork(session, scope, node, finished, states, say)
     row, replayed = await work.run()
+    if row.status is StepStatus.WAITING:
+        waits = tuple(w for w in session.waits_of(row.key) if w.status is WaitStatus.OPEN)
+        for wait in waits:
+            say(f"{row.key} waits, and no worker with it: " + " | ".join(how_to_decide(wait)))
+        return NodeOutcome(state=NodeState.UNDECIDED, row=row, waits=waits)
     return NodeOutcome(state=NodeState.FINISHED, row=row, replayed=replayed)
 
 
@@ -118,7 +127,13 @@ class _NodeWork:
 
     async def run(self) -> tuple[Step, bool]:
         """Prepares the node and asks the journalled step."""
-        preparation = Preparation(node=self.node, names=self.names, session=self.session, say=self.say)
+        preparation = Preparation(
+            node=self.node,
+            names=self.names,
+            session=self.session,
+            say=self.say,
+            attached=frozenset(edge.handle for edge in self.scope.graph.outgoing[self.node.id]),
+        )
         unfit: AgentMeshError | None = None
         request: Json = None
         try:
@@ -136,6 +151,7 @@ class _NodeWork:
             definition_hash=self.session.run.definition_hash,
             idempotent=True,
             announce=not self.type.is_pure,
+            node_key=self.key,
         )
         call = NodeCall(preparation=preparation, key=self.key, request=request)
 
@@ -197,9 +213,11 @@ class _NodeWork:
         return body.result()
 
     def _succeeded(self, result: NodeResult) -> StepAnswer:
+        if result.status is StepStatus.SKIPPED:
+            return StepAnswer(status=StepStatus.SKIPPED)
         result_output = self.session.redact(result.output)
         chosen: set[str | None] = set(result.handles)
-        if self.config.has_default_handle:
+        if self.config.has_default_handle and result.takes_default:
             chosen.add(None)
         return StepAnswer(
             output=result_output,

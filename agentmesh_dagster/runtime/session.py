@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from agentmesh_dagster.errors import NodeError, RunRefused, StoreError
-from agentmesh_dagster.records import Event, Json, Run, RunSource, RunStatus, Step, StepStatus
+from agentmesh_dagster.records import (
+    Claim,
+    Event,
+    Json,
+    Run,
+    RunSource,
+    RunStatus,
+    Step,
+    StepStatus,
+    Wait,
+    WaitStatus,
+)
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.scope import Scope
 from agentmesh_dagster.specs.closure import Closure, content_hash
 from agentmesh_dagster.specs.documents import WorkflowSpec
+from agentmesh_dagster.specs.names import job_name, pinned_job_name
 from agentmesh_dagster.specs.schema import fill_and_coerce
 
 RENEWAL_S = 5.0
@@ -26,6 +38,7 @@ _END_EVENTS = {
     RunStatus.SUCCEEDED: "run.completed",
     RunStatus.FAILED: "run.failed",
     RunStatus.CANCELED: "run.canceled",
+    RunStatus.WAITING: "run.waiting",
 }
 
 
@@ -59,7 +72,10 @@ class Launch:
     """Somebody chose some of its steps by hand."""
     source: RunSource = RunSource.UI
     triggered_by: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    claim: str | None = None
+    """The claim that it carries, its own or one that a re-execution copied."""
+    max_retries: int = 0
+    """How often the run may be retried by itself."""
 
 
 class RunSession:
@@ -74,7 +90,10 @@ class RunSession:
         self.pinned = pinned
         self.dagster_run_id = dagster_run_id
         self.scope = Scope.of(pinned.workflow)
+        self.continues_gate = False
+        """Whether it goes on because something came that was waited for: then what has failed is not run again."""
         self._rows: dict[str, Step] = {}
+        self._waits: dict[tuple[str, str], Wait] = {}
         self._lease: asyncio.Task[None] | None = None
         self._begun: set[str] = set()
         self._working: set[asyncio.Task[Any]] = set()
@@ -88,6 +107,33 @@ class RunSession:
     async def load(self) -> None:
         """Reads all rows that earlier Dagster runs and other processes have written."""
         self._rows = await self.environment.journal.steps(self.run.id)
+        self._remember(await self.environment.journal.waits(self.run.id))
+
+    def wait(self, step_key: str, label: str) -> Wait | None:
+        """The wait of a step, as it stood when its node began."""
+        return self._waits.get((step_key, label))
+
+    def waits_of(self, node_key: str) -> tuple[Wait, ...]:
+        """The waits of a node and of the steps in it, as they stood when it began."""
+        return tuple(wait for wait in self._waits.values() if wait.node_id == node_key)
+
+    async def unused_waits(self, node_key: str) -> tuple[Wait, ...]:
+        """Reads a node's waits again, and gives those that are closed and that no Dagster run has taken up."""
+        mine = self.waits_of(node_key)
+        for step_key in {wait.step_key for wait in mine}:
+            self._remember(await self.environment.journal.waits(self.run.id, step_key))
+        return tuple(
+            wait
+            for wait in self.waits_of(node_key)
+            if wait.status is not WaitStatus.OPEN and wait.used_at is None
+        )
+
+    def was_used_before(self, wait: Wait) -> bool:
+        """Whether an earlier Dagster run took the answer up: waits are remembered as they stood before this one did."""
+        return wait.used_at is not None
+
+    def _remember(self, waits: Sequence[Wait]) -> None:
+        self._waits.update({(wait.step_key, wait.label): wait for wait in waits})
 
     async def row(self, key: str) -> Step | None:
         """The row under a key, from the cache; what another process writes is not of this process's steps."""
@@ -120,16 +166,25 @@ class RunSession:
         self._begun.add(key)
         return True
 
-    async def record(self, step: Step, events: Sequence[Event] = ()) -> None:
-        """Writes a row and its events, then remembers the row.
+    async def record(
+        self,
+        step: Step,
+        events: Sequence[Event] = (),
+        *,
+        opened: Sequence[Wait] = (),
+        used: Sequence[str] = (),
+        superseded: Sequence[str] = (),
+    ) -> None:
+        """Writes a row with its events and what it says of waits, then remembers the row.
 
         Raises:
             RunRefused: Another Dagster run has taken the run over (code `lease-lost`).
         """
         if self.is_lease_lost:
             raise self.lost()
-        await self.environment.journal.record(step, events)
+        await self.environment.journal.record(step, events, opened=opened, used=used, superseded=superseded)
         self._rows[step.key] = step
+        self._remember(opened)
 
     def lost(self) -> RunRefused:
         """The error of a Dagster run whose run was taken over."""
@@ -186,7 +241,7 @@ class RunSession:
         await self.end(RunStatus.FAILED, error=error)
 
     async def end(self, status: RunStatus, *, output: Json = None, error: Json = None) -> None:
-        """Ends the run as succeeded, failed or canceled, unless it is final already or somebody else's."""
+        """Ends the run, or lets it wait, unless it is final already or somebody else's."""
         if self.is_lease_lost:
             return
         event = self.event(_END_EVENTS[status], None, None if error is None else {"error": error})
@@ -208,7 +263,11 @@ class RunSession:
                 "twice",
                 code="lease-held",
             )
-        self._lease = asyncio.get_running_loop().create_task(self._keep_lease())
+        self.keep_lease()
+
+    def keep_lease(self) -> None:
+        """Renews the lease, which the Dagster run holds already, until `close`."""
+        self._lease = asyncio.get_running_loop().create_task(self._renew_lease())
 
     async def close(self) -> None:
         """Stops renewing the lease and gives it back.
@@ -230,7 +289,7 @@ class RunSession:
             self.run.id, self.dagster_run_id, now=now, until=until
         )
 
-    async def _keep_lease(self) -> None:
+    async def _renew_lease(self) -> None:
         interval_s = min(self.environment.lease_s / 3, RENEWAL_S)
         while True:
             await asyncio.sleep(interval_s)
@@ -258,34 +317,66 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
 
     Raises:
         RunRefused: The Dagster run may not work on it: a hand-made selection of steps (`step-selection`), a run of
-            another definition (`other-definition`), or another Dagster run at work (`lease-held`).
+            another definition (`other-definition`), another Dagster run at work (`lease-held`), or a claim that was
+            given back (`claim-lost`).
     """
     journal = environment.journal
     run = await journal.run_of(launch.dagster_run_id)
     is_bound = run is not None
+    claim = None if is_bound else await _own_claim(environment, launch)
+    if claim is not None:
+        # A run's id is the id of its first Dagster run.
+        run = await journal.run_of(claim.run_id)
     for earlier in launch.continues:
         # Of these, a refused one is bound to nothing.
         run = run or await journal.run_of(earlier)
     if run is None:
         return await _start(environment, pinned, launch, input)
     if run.definition_hash != pinned.definition_hash:
+        own_job = pinned_job_name(job_name(run.kind, run.slug), run.publication)
         raise RunRefused(
             f"run {run.id!r} was started with publication {run.publication}, and this job is built from publication "
-            f"{pinned.publication}, whose definitions differ: `agentmesh runs retry` continues it as it was published",
+            f"{pinned.publication}, whose definitions differ: the job {own_job!r} and `agentmesh runs retry` continue "
+            "it as it was published",
             code="other-definition",
         )
     # The lease before the binding: of two that race, the loser leaves no trace on the run.
     session = RunSession(environment, run, pinned, launch.dagster_run_id)
+    session.continues_gate = claim is not None and claim.reason != "retry"
     await session.take_lease()
     try:
         if not is_bound:
-            resumed = session.event("run.resumed", None, {"dagster_run_id": launch.dagster_run_id})
-            session.run = await journal.bind_run(run, launch.dagster_run_id, [resumed])
+            payload = {"dagster_run_id": launch.dagster_run_id, "reason": claim.reason if claim else "retry"}
+            session.run = await journal.bind_run(
+                run,
+                launch.dagster_run_id,
+                [session.event("run.resumed", None, payload)],
+                claim=claim.id if claim else None,
+            )
         await session.load()
     except BaseException:
         await session.close()
         raise
     return session
+
+
+async def _own_claim(environment: Environment, launch: Launch) -> Claim | None:
+    """The claim that the Dagster run was launched with; None where it has none, or a copy of another's.
+
+    Raises:
+        RunRefused: It came too late with it (code `claim-lost`).
+    """
+    claim = await environment.journal.claim(launch.claim) if launch.claim is not None else None
+    if claim is None or claim.dagster_run_id not in (None, launch.dagster_run_id):
+        return None
+    if not claim.is_current:
+        await environment.journal.spend_claim(claim.id, launch.dagster_run_id)
+        raise RunRefused(
+            f"this Dagster run came too late to continue run {claim.run_id!r}: its claim was given back, and another "
+            "Dagster run continues it",
+            code="claim-lost",
+        )
+    return claim
 
 
 async def _start(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> RunSession:
@@ -320,10 +411,15 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
         queued_at=now,
         started_at=now,
         dagster_run_ids=(launch.dagster_run_id,),
+        retries_left=launch.max_retries,
     )
     session = RunSession(environment, run, pinned, launch.dagster_run_id)
     payload = {"slug": run.slug, "version": run.version, "publication": run.publication}
     started = session.event("run.started", None, payload)
-    session.run = await environment.journal.bind_run(run, launch.dagster_run_id, [started])
-    await session.take_lease()
+    # With the lease in one transaction: a worker that is killed in between would never be missed.
+    lease_until = now + timedelta(seconds=environment.lease_s)
+    session.run = await environment.journal.bind_run(
+        run, launch.dagster_run_id, [started], lease_until=lease_until
+    )
+    session.keep_lease()
     return session

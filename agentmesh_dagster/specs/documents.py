@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from agentmesh_dagster.specs.approvals import ToolApproval
 from agentmesh_dagster.specs.base import (
     NODE_ID_PATTERN,
     SLUG_PATTERN,
@@ -82,6 +83,11 @@ class NodeSpec(SpecModel):
     set: Annotated[dict[str, Any], Template()] = Field(default_factory=dict)
     """State writes: key to a template (`"{{ steps.a.output }}"`) or a literal."""
     position: Position | None = None
+    on_unknown: Literal["human", "retry", "fail"] = "human"
+    """What follows when a call that must not be repeated was cut off: people say whether it took effect, it is made
+    again, or the node fails."""
+    notify: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    """Who is told when the node waits for people: `{type: log | webhook | email | ..., ...}` (`specs.notify`)."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -178,6 +184,9 @@ class ToolSpec(DocumentModel):
     idempotent: bool | None = None
     """Whether a call that was cut off may be repeated. Default: the opposite of `side_effects`."""
     requires_approval: Annotated[bool | str, Condition()] = False
+    """Whether people must approve each call; an expression sees `input`, the call's arguments."""
+    approval: ToolApproval | None = None
+    """Who they are, and until when."""
     timeout_s: Duration | None = Field(default=None, gt=0)
 
     @property

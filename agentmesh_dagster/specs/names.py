@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keyword
 
+from agentmesh_dagster.constants import PINNED_SUFFIX
+
 RESERVED_IN_DAGSTER = frozenset(
     {"input", "output", "config", "context", "type", "meta", "dict", *keyword.kwlist}
 )
@@ -18,3 +20,14 @@ def identifier(name: str) -> str:
 def job_name(kind: str, slug: str) -> str:
     """The Dagster job of a definition: a workflow's slug; other kinds carry their kind (`network__triage`)."""
     return identifier(slug) if kind == "workflow" else f"{kind}__{identifier(slug)}"
+
+
+def pinned_job_name(job: str, publication: int) -> str:
+    """The job of an older publication, which runs that it started are continued with."""
+    return f"{job}{PINNED_SUFFIX}{publication}"
+
+
+def pinned_publication(job: str) -> int | None:
+    """The publication of a pinned job, by its name; None of other jobs' names."""
+    _, mark, number = job.rpartition(PINNED_SUFFIX)
+    return int(number) if mark and number.isdecimal() else None

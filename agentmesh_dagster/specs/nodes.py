@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from agentmesh_dagster.constants import HANDLE_APPROVED, HANDLE_REJECTED, HANDLE_TIMEOUT
+from agentmesh_dagster.specs.approvals import ApprovalPolicy
 from agentmesh_dagster.specs.base import (
     Condition,
     Duration,
@@ -32,6 +34,14 @@ class NodeConfig(SpecModel):
     def handles(self) -> tuple[str, ...]:
         """Named handles, besides the default one and `error`."""
         return ()
+
+    def needed_handles(self, *, has_default_edge: bool) -> tuple[str, ...]:
+        """Named handles that need an edge.
+
+        Args:
+            has_default_edge: Whether an edge without `source_handle` leaves the node.
+        """
+        return self.handles() if self.must_cover_handles else ()
 
 
 def _has_expression(value: str) -> str:
@@ -113,6 +123,65 @@ class DelayConfig(NodeConfig):
         return self
 
 
+class HumanQuestion(NodeConfig):
+    """What people are asked at a `human` node."""
+
+    title: Annotated[str, Template()]
+    body: Annotated[str, Template()] = ""
+    """Markdown."""
+    data: Annotated[Any, Template()] = None
+    """Shown beside the question."""
+    form_schema: OptionalJsonSchema = None
+    """What a decision's data must fit; without it any object is accepted."""
+    prefill: Annotated[Any, Template()] = None
+    """The form's first values: people edit an upstream output."""
+    options: Annotated[list[str], Field(min_length=1)] | None = None
+    """What may be decided, one handle each; default `approved` and `rejected`."""
+    multiple: bool = False
+    """Whether several options may be chosen."""
+    cancel_siblings: bool = False
+    """Whether its decision closes the run's other open gates."""
+
+
+class HumanConfig(ApprovalPolicy, HumanQuestion):
+    """A question to people; see `specs.approvals` for who may decide, and until when."""
+
+    def handles(self) -> tuple[str, ...]:
+        names = tuple(self.options or (HANDLE_APPROVED, HANDLE_REJECTED))
+        if self.may_reject and HANDLE_REJECTED not in names:
+            names = (*names, HANDLE_REJECTED)
+        return (*names, HANDLE_TIMEOUT) if self.on_timeout == "route" else names
+
+    @property
+    def may_reject(self) -> bool:
+        """Whether it can end as rejected: with options, where its timeout says so, or no option gets its quorum."""
+        return self.options is None or self.on_timeout == "reject" or self.required > 1
+
+    def needed_handles(self, *, has_default_edge: bool) -> tuple[str, ...]:
+        # A rejection that nothing is attached to fails the run, as it is meant to.
+        decided = tuple(h for h in self.options or (HANDLE_APPROVED,) if h != HANDLE_REJECTED)
+        needed = () if has_default_edge else decided
+        return (*needed, HANDLE_TIMEOUT) if self.on_timeout == "route" else needed
+
+
+class WebhookConfig(NodeConfig):
+    """Waits for a named event from outside."""
+
+    event: str = Field(min_length=1, max_length=200)
+    key: Annotated[str | None, Template()] = None
+    """The correlation key; the event must carry the same. Default: the empty one."""
+    payload_schema: OptionalJsonSchema = None
+    timeout: Duration | None = Field(default=None, gt=0)
+    on_timeout: Literal["fail", "route"] = "fail"
+    timeout_data: Any = None
+
+    def handles(self) -> tuple[str, ...]:
+        return (HANDLE_TIMEOUT,) if self.on_timeout == "route" else ()
+
+    def needed_handles(self, *, has_default_edge: bool) -> tuple[str, ...]:
+        return self.handles()
+
+
 BUILTIN_NODE_CONFIGS: dict[str, type[NodeConfig]] = {
     "start": StartConfig,
     "end": EndConfig,
@@ -122,4 +191,6 @@ BUILTIN_NODE_CONFIGS: dict[str, type[NodeConfig]] = {
     "code": CodeConfig,
     "branch": BranchConfig,
     "delay": DelayConfig,
+    "human": HumanConfig,
+    "webhook": WebhookConfig,
 }

@@ -103,7 +103,9 @@ RULES: Final[dict[str, Rule]] = {
     "edge-out-of-end": _error("No edge leaves an end node."),
     "handle-unknown": _error("An edge's `source_handle` is one that its source offers."),
     "handle-missing": _error("An edge from a node without a default handle says which handle."),
-    "handle-uncovered": _error("Each handle of a branch has an edge."),
+    "handle-uncovered": _error(
+        "Each handle of a branch has an edge, and so has each way out of a human node but `rejected`."
+    ),
     "handle-error-unrouted": _error("An edge from the handle `error` needs `on_error: route` on its source."),
     "error-edge-missing": _error("A node with `on_error: route` has an edge from its handle `error`."),
     "branch-no-default": _warning("A branch says what happens when no condition is true."),
@@ -111,7 +113,18 @@ RULES: Final[dict[str, Rule]] = {
     "node-dead-end": _error("Every node leads to an end node."),
     "cycle": _error("The graph has no cycle."),
     "set-key-invalid": _error("Keys of `set` are identifiers."),
-    "setting-without-effect": _warning("Start and end nodes are not tried again, timed out or routed."),
+    "setting-without-effect": _warning("No setting stands where it does nothing."),
+    # Gates: human nodes, tools that require approval, and who is told.
+    "gate-options": _error("A human node's options are distinct words, none of them `timeout` or `error`."),
+    "gate-assignees": _error("Those who may decide are distinct names, and groups as `group:<name>`."),
+    "gate-quorum": _error("As many as must agree can agree."),
+    "gate-timeout": _error(
+        "What a timeout leads to stands beside a `timeout`, and is something it can lead to."
+    ),
+    "gate-escalation": _error("`escalate_after` and `escalate_to` stand together."),
+    "gate-form": _error("A form is the schema of an object, and data that is written for it fits."),
+    "notifier-unknown": _error("A notifier's type is registered."),
+    "secret-literal": _warning("Secrets are not written in clear."),
     # Expressions.
     "expression-invalid": _error("Expressions parse."),
     "name-unknown": _error("Expressions name only what is there."),
@@ -119,6 +132,7 @@ RULES: Final[dict[str, Rule]] = {
     "step-unknown": _error("`steps.x` names a node."),
     "step-not-upstream": _error("`steps.x` names a node that runs before."),
     "step-field-unknown": _error("Of a step there are `output`, `error` and `status`."),
+    "output-unknown": _warning("`steps.x.output.f` is a field that nodes of that type give."),
     "context-unknown": _error("`context.k` is a key that a node before sets or the state schema has."),
     "input-unknown": _error("`input.x` is not excluded by a closed input schema."),
     "input-undeclared": _warning("`input.x` is a property of the input schema."),
@@ -135,7 +149,6 @@ RULES: Final[dict[str, Rule]] = {
     "mapping-mismatch": _error("A mapped value can fit the target's input schema."),
     "document-duplicate": _error("One import holds each document once."),
     "job-name-collision": _error("No two documents become the same Dagster job."),
-    "delay-too-long": _error("A delay of a fixed length is no longer than `settings.inline_s`."),
     # Prudence.
     "side-effect-ungated": _warning("A tool with side effects has a gate before it."),
     "too-many-for-max-steps": _warning("A workflow has no more nodes than `settings.max_steps` lets run."),

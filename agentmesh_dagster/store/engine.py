@@ -124,12 +124,21 @@ class Database:
         Raises:
             NotFound: There is no such project.
         """
-        row = connection.execute(
-            select(tables.projects.c.slug)
-            .where(tables.projects.c.slug == project)
-            .with_for_update(key_share=True)
-        ).first()
-        if row is None:
+        self._find_project(connection, project, is_locked=True)
+
+    def require_project(self, connection: Connection, project: str) -> None:
+        """Refuses a project that is not there.
+
+        Raises:
+            NotFound: There is no such project.
+        """
+        self._find_project(connection, project, is_locked=False)
+
+    def _find_project(self, connection: Connection, project: str, *, is_locked: bool) -> None:
+        query = select(tables.projects.c.slug).where(tables.projects.c.slug == project)
+        if is_locked:
+            query = query.with_for_update(key_share=True)
+        if connection.execute(query).first() is None:
             raise NotFound(
                 f"there is no project {project!r}; make it with `agentmesh project create {project}`",
                 code="no-project",

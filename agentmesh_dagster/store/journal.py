@@ -8,23 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, delete, or_, select
+from sqlalchemy import Connection, delete, select
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import StoreError
-from agentmesh_dagster.records import Event, Json, Run, RunStatus, Step
+from agentmesh_dagster.records import Claim, Event, Json, Lease, Run, RunStatus, Step, Wait
+from agentmesh_dagster.store.claims import load_claim, spend_claim
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.group_writer import GroupWriter
+from agentmesh_dagster.store.run_changes import bind_run, move_run, take_lease
 from agentmesh_dagster.store.run_rows import (
     OPEN_STATUSES,
-    bind_run,
     load_run,
-    move_run,
     require_runs,
     step_record,
 )
 from agentmesh_dagster.store.step_writer import StepWriter
-from agentmesh_dagster.store.tables import dagster_runs, leases, steps
+from agentmesh_dagster.store.tables import dagster_runs, leases, steps, waits
+from agentmesh_dagster.store.wait_changes import open_waits, supersede_waits, use_waits
+from agentmesh_dagster.store.wait_rows import wait_record
 
 T = TypeVar("T")
 
@@ -48,20 +50,58 @@ class StoreJournal:
         self._closed = False
         database.at_fork(self.leave_to_parent)
 
-    async def bind_run(self, run: Run, dagster_run_id: str, events: Sequence[Event] = ()) -> Run:
-        """Stores a run or finds it, and binds a Dagster run to it.
+    async def bind_run(
+        self,
+        run: Run,
+        dagster_run_id: str,
+        events: Sequence[Event] = (),
+        *,
+        claim: str | None = None,
+        lease_until: datetime | None = None,
+    ) -> Run:
+        """Stores a run or finds it, and binds a Dagster run to it, by a claim or without one.
 
         A further Dagster run makes a final or waiting run `running` again, at `resumed_at`; what ended it (output,
-        error, `finished_at`) is cleared. A stored `pending` run takes the status that `run` brings.
+        error, `finished_at`) is cleared. A stored `pending` run takes the status that `run` brings. A claim to retry
+        takes one off `retries_left`, and so does a further Dagster run that comes without a claim to a run that failed
+        or was cut off.
 
         Raises:
-            RunRefused: The Dagster run works on another run (code `dagster-run-bound`).
+            RunRefused: The Dagster run works on another run (code `dagster-run-bound`), or the claim does not count
+                (`claim-lost`).
         """
 
         def write(connection: Connection) -> Run:
-            return bind_run(connection, self._database, run, dagster_run_id, self._clock.now(), events)
+            bound = bind_run(connection, self._database, self._clock, run, dagster_run_id, events, claim)
+            if lease_until is not None:
+                take_lease(
+                    connection,
+                    self._database,
+                    Lease(run_id=run.id, dagster_run_id=dagster_run_id, expires_at=lease_until),
+                    self._clock.now(),
+                )
+            return bound
 
         return await self._writer.submit((run.id,), write)
+
+    async def claim(self, claim_id: str) -> Claim | None:
+        """The claim of that id, or None where the store has none."""
+        return await self._read(lambda connection: load_claim(connection, claim_id))
+
+    async def spend_claim(self, claim_id: str, dagster_run_id: str) -> None:
+        """Binds a claim that nobody has bound to the Dagster run that came too late with it, and does no more."""
+        await self._writer.submit((), lambda connection: spend_claim(connection, claim_id, dagster_run_id))
+
+    async def waits(self, run_id: str, step_key: str | None = None) -> tuple[Wait, ...]:
+        """The waits of a run, or of one of its steps, the oldest first."""
+        query = select(waits).where(waits.c.run_id == run_id).order_by(waits.c.created_at, waits.c.id)
+        if step_key is not None:
+            query = query.where(waits.c.step_key == step_key)
+
+        def read(connection: Connection) -> tuple[Wait, ...]:
+            return tuple(wait_record(row) for row in connection.execute(query).mappings())
+
+        return await self._read(read)
 
     async def run_of(self, dagster_run_id: str) -> Run | None:
         """The run that a Dagster run works on, or None where it is bound to none."""
@@ -86,8 +126,16 @@ class StoreJournal:
 
         return {} if keys is not None and not keys else await self._read(read)
 
-    async def record(self, step: Step, events: Sequence[Event] = ()) -> None:
-        """Inserts or replaces the row of a step, with its events.
+    async def record(
+        self,
+        step: Step,
+        events: Sequence[Event] = (),
+        *,
+        opened: Sequence[Wait] = (),
+        used: Sequence[str] = (),
+        superseded: Sequence[str] = (),
+    ) -> None:
+        """Inserts or replaces the row of a step, with its events and what it changes in the run's waits.
 
         A finished row that says the same (status, fingerprint, output, error, routing decision) is left as it is, and
         its events are not written again.
@@ -96,9 +144,17 @@ class StoreJournal:
             NotFound: The run is not stored (code `no-run`).
             ReplayError: The stored row is finished and differs (code `step-finished`).
         """
-        await self._writer.submit(
-            (step.run_id,), lambda connection: self._step_writer.write_step(connection, step, events)
-        )
+
+        def write(connection: Connection) -> None:
+            self._step_writer.write_step(connection, step, events)
+            if superseded:
+                supersede_waits(connection, self._database, self._clock, step.run_id, superseded)
+            if opened:
+                open_waits(connection, self._database, self._clock, opened)
+            if used:
+                use_waits(connection, step.run_id, used, self._clock.now())
+
+        await self._writer.submit({step.run_id, *(wait.run_id for wait in opened)}, write)
 
     async def record_events(self, events: Sequence[Event]) -> None:
         """Appends events; one whose id is stored already is left out.
@@ -154,18 +210,8 @@ class StoreJournal:
 
         def write(connection: Connection) -> bool:
             require_runs(connection, (run_id,))
-            insert = self._database.insert(leases).values(
-                run_id=run_id, dagster_run_id=dagster_run_id, expires_at=until
-            )
-            taken = insert.on_conflict_do_update(
-                index_elements=["run_id"],
-                set_={
-                    "dagster_run_id": insert.excluded.dagster_run_id,
-                    "expires_at": insert.excluded.expires_at,
-                },
-                where=or_(leases.c.dagster_run_id == dagster_run_id, leases.c.expires_at <= now),
-            )
-            return connection.execute(taken).rowcount == 1
+            lease = Lease(run_id=run_id, dagster_run_id=dagster_run_id, expires_at=until)
+            return take_lease(connection, self._database, lease, now)
 
         return await self._writer.submit((run_id,), write)
 

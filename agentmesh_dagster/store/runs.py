@@ -7,24 +7,29 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
-from sqlalchemy import RowMapping, delete, func, or_, select
+from sqlalchemy import RowMapping, and_, delete, func, not_, or_, select, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Event, Json, Lease, Run, RunSource, RunStatus, Step
 from agentmesh_dagster.store.engine import Database
+from agentmesh_dagster.store.run_changes import move_run
 from agentmesh_dagster.store.run_rows import (
     OPEN_STATUSES,
     event_record,
     insert_events,
     load_run,
     load_runs,
-    move_run,
     require_runs,
     step_record,
 )
 from agentmesh_dagster.store.tables import dagster_runs, events, leases, runs, steps
+
+_STILL: Final = tuple(status.value for status in RunStatus if status.is_final or status is RunStatus.WAITING)
+
+_WORKED_ON: Final = (RunStatus.PENDING.value, RunStatus.RUNNING.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class RunStats:
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedRun:
-    """A run that is not final, with its lease where a Dagster run holds or held one."""
+    """A run that somebody works or should work on, with its lease where a Dagster run holds or held one."""
 
     run: Run
     lease: Lease | None
@@ -208,15 +213,39 @@ class Runs:
         )
 
     def unfinished(self, project: str | None = None) -> builtins.list[UnfinishedRun]:
-        """The runs that are not final, the oldest first, with their leases; of all projects where none is named."""
-        query = select(runs).where(runs.c.status.in_(OPEN_STATUSES)).order_by(runs.c.created_at, runs.c.id)
-        held = select(leases).join(runs, runs.c.id == leases.c.run_id).where(runs.c.status.in_(OPEN_STATUSES))
+        """The pending and running runs, the oldest first, with their leases; of all projects where none is named.
+
+        Not those that wait: there may be thousands, and nobody works on them.
+        """
+        query = select(runs).where(runs.c.status.in_(_WORKED_ON)).order_by(runs.c.created_at, runs.c.id)
+        held = select(leases).join(runs, runs.c.id == leases.c.run_id).where(runs.c.status.in_(_WORKED_ON))
         if project is not None:
             query = query.where(runs.c.project == project)
         with self._database.read() as connection:
             found = load_runs(connection, connection.execute(query).mappings().all())
             lease_of = {row["run_id"]: _lease(row) for row in connection.execute(held).mappings()}
         return [UnfinishedRun(run=run, lease=lease_of.get(run.id)) for run in found]
+
+    def left_to_dagster(self, project: str, *, failed_since: datetime) -> builtins.list[Run]:
+        """Runs that failed since a moment, may be retried, and whose retries are Dagster's own."""
+        query = select(runs).where(
+            runs.c.project == project,
+            runs.c.status == RunStatus.FAILED.value,
+            runs.c.finished_at >= failed_since,
+            runs.c.retries_left > 0,
+            not_(runs.c.by_claim),
+        )
+        with self._database.read() as connection:
+            return load_runs(connection, connection.execute(query).mappings().all())
+
+    def adopt_retries(self, run_id: str) -> None:
+        """Makes the retries of a failed run AgentMesh's: from now on it asks to be claimed for one."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(runs)
+                .where(runs.c.id == run_id, runs.c.status == RunStatus.FAILED.value)
+                .values(by_claim=True)
+            )
 
     def lease(self, run_id: str) -> Lease | None:
         """The lease on a run; None where nobody holds or held one since it was last given back."""
@@ -226,11 +255,14 @@ class Runs:
         return None if row is None else _lease(row)
 
     def abandoned(self, project: str, now: datetime) -> builtins.list[UnfinishedRun]:
-        """Final runs with a lease that nobody gave back and that has run out: their worker was killed after the end."""
+        """Runs that stand still, with a lease that nobody gave back and that has run out.
+
+        They are final or waiting: their worker was killed after it had written so.
+        """
         query = (
             select(leases)
             .join(runs, runs.c.id == leases.c.run_id)
-            .where(runs.c.project == project, leases.c.expires_at <= now, runs.c.status.not_in(OPEN_STATUSES))
+            .where(runs.c.project == project, leases.c.expires_at <= now, runs.c.status.in_(_STILL))
         )
         with self._database.read() as connection:
             held = {row["run_id"]: _lease(row) for row in connection.execute(query).mappings()}
@@ -313,6 +345,33 @@ class Runs:
         with self._database.write() as connection:
             require_runs(connection, {event.run_id for event in records})
             insert_events(connection, self._database, records)
+
+    def pinned_publications(
+        self, project: str, *, failed_since: datetime
+    ) -> builtins.list[tuple[int, str, str, str]]:
+        """The publications that runs may still be continued with: of unfinished runs, and of those that failed lately.
+
+        Args:
+            project: The project's slug.
+            failed_since: Of failed runs, those that ended at this moment or later.
+
+        Returns:
+            Publication, slug, kind and definition hash of each, by publication.
+        """
+        query = (
+            select(runs.c.publication, runs.c.slug, runs.c.kind, runs.c.definition_hash)
+            .where(
+                runs.c.project == project,
+                or_(
+                    runs.c.status.in_(OPEN_STATUSES),
+                    and_(runs.c.status == RunStatus.FAILED.value, runs.c.finished_at >= failed_since),
+                ),
+            )
+            .distinct()
+            .order_by(runs.c.publication)
+        )
+        with self._database.read() as connection:
+            return [(row[0], row[1], row[2], row[3]) for row in connection.execute(query)]
 
 
 def _lease(row: RowMapping) -> Lease:

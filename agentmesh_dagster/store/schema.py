@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import Connection, inspect
 
@@ -15,6 +17,7 @@ from agentmesh_dagster.store.engine import Database
 
 # Any number that no other application locks by: "AgentMsh" read as bytes.
 _UPGRADE_LOCK = 0x4167656E744D7368
+_ALEMBIC: Final = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,9 @@ def upgrade(database: Database, clock: Clock) -> SchemaStatus:
             database=database.shown, current=_revision(connection), head=tables.REVISIONS[-1]
         )
         if not status.is_newer_than_code and not status.is_up_to_date:
-            _run_migrations(connection)
+            # Alembic keeps its context for the whole process: two threads with two databases would share it.
+            with _ALEMBIC:
+                _run_migrations(connection)
             status = SchemaStatus(database=database.shown, current=_revision(connection), head=status.head)
         check(status)
         connection.execute(

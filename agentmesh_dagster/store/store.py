@@ -8,10 +8,14 @@ from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.store import schema
 from agentmesh_dagster.store.audit import AuditLog
 from agentmesh_dagster.store.catalog import Catalog
+from agentmesh_dagster.store.claims import Claims
 from agentmesh_dagster.store.engine import Database
+from agentmesh_dagster.store.groups import Groups
 from agentmesh_dagster.store.journal import StoreJournal
+from agentmesh_dagster.store.notices import Notices
 from agentmesh_dagster.store.publications import Publications
 from agentmesh_dagster.store.runs import Runs
+from agentmesh_dagster.store.waits import Waits
 
 
 class Store:
@@ -21,6 +25,10 @@ class Store:
         catalog: Projects, definitions and versions.
         publications: The log of what became live.
         runs: Runs, steps and events, for reading and for reconciliation.
+        waits: Approvals, suspensions, timers and waits for events: what is open, and how it is answered.
+        claims: Which runs can go on, and who continues them.
+        notices: Messages about approvals, on their way.
+        groups: Groups of people.
         audit: Who did what.
         journal: The asynchronous `runtime.ports.Journal`.
     """
@@ -31,6 +39,10 @@ class Store:
         self.catalog = Catalog(database, clock)
         self.publications = Publications(database, clock)
         self.runs = Runs(database, clock)
+        self.waits = Waits(database, clock)
+        self.claims = Claims(database, clock)
+        self.notices = Notices(database)
+        self.groups = Groups(database, clock)
         self.audit = AuditLog(database, clock)
         self.journal = StoreJournal(database, clock)
 

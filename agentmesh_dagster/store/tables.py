@@ -10,141 +10,62 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
-    ForeignKeyConstraint,
     Index,
     Integer,
-    MetaData,
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 
+from agentmesh_dagster.store.catalog_tables import (
+    definitions,
+    metadata,
+    projects,
+    publication_members,
+    publications,
+    serial,
+    versions,
+)
 from agentmesh_dagster.store.columns import JsonColumn, UtcDateTime
 
-REVISIONS: Final = ("0001",)
+__all__ = [
+    "KEPT_EVENTS",
+    "OPEN_EVENT_WAITS",
+    "READY_WAITS",
+    "RETRIED_RUNS",
+    "REVISIONS",
+    "audit",
+    "claims",
+    "dagster_runs",
+    "definitions",
+    "events",
+    "group_members",
+    "inbox",
+    "leases",
+    "metadata",
+    "notices",
+    "projects",
+    "publication_members",
+    "publications",
+    "runs",
+    "steps",
+    "versions",
+    "votes",
+    "waits",
+]
+
+REVISIONS: Final = ("0001", "0002")
 """The schema's revisions, oldest first; the last one is what this code works on."""
 
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-# SQLite numbers rows by itself only in columns of the exact type INTEGER, which holds 64 bits there.
-_Serial = BigInteger().with_variant(Integer(), "sqlite")
-
-projects = Table(
-    "projects",
-    metadata,
-    Column("slug", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-)
-
-definitions = Table(
-    "definitions",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("project", Text, ForeignKey("projects.slug"), nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("slug", Text, nullable=False),
-    Column("job_name", Text, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("description", Text, nullable=False),
-    Column("category", Text, nullable=False),
-    Column("tags", JsonColumn, nullable=False),
-    Column("is_active", Boolean, nullable=False),
-    Column("is_template", Boolean, nullable=False),
-    Column("source_template_id", Text, ForeignKey("definitions.id")),
-    Column("owner", Text, nullable=False),
-    Column("created_by", Text, nullable=False),
-    Column("updated_by", Text, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("updated_at", UtcDateTime, nullable=False),
-    Column("archived_at", UtcDateTime),
-    Column("revision", Integer, nullable=False),
-    Column("latest_version", Integer, nullable=False),
-    UniqueConstraint("project", "kind", "slug"),
-)
-Index(
-    "ix_definitions_project_kind_updated_at",
-    definitions.c.project,
-    definitions.c.kind,
-    definitions.c.updated_at,
-)
-# Two slugs that make the same Dagster job cannot both be there; archived ones do not count.
-Index(
-    "uq_definitions_project_job_name",
-    definitions.c.project,
-    definitions.c.job_name,
-    unique=True,
-    sqlite_where=text("archived_at IS NULL"),
-    postgresql_where=text("archived_at IS NULL"),
-)
-
-versions = Table(
-    "versions",
-    metadata,
-    Column("definition_id", Text, ForeignKey("definitions.id"), primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("hash", Text, nullable=False),
-    Column("message", Text, nullable=False),
-    Column("created_by", Text, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("document", JsonColumn, nullable=False),
-    Column("exact", Text),
-)
-
-publications = Table(
-    "publications",
-    metadata,
-    Column("id", _Serial, primary_key=True, autoincrement=True),
-    Column("project", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("slug", Text, nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("by", Text, nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    Column("message", Text, nullable=False),
-    Column("closure_hash", Text, nullable=False),
-    # Last, so that listing what is live never reads the pages that a closure fills.
-    Column("closure", JsonColumn),
-    Column("exact", Text),
-    ForeignKeyConstraint(
-        ["project", "kind", "slug"], ["definitions.project", "definitions.kind", "definitions.slug"]
-    ),
-    # A number is never used twice: it names what a code location has loaded.
-    sqlite_autoincrement=True,
-)
-Index(
-    "ix_publications_project_kind_slug_id",
-    publications.c.project,
-    publications.c.kind,
-    publications.c.slug,
-    publications.c.id,
-)
-Index("ix_publications_project_id", publications.c.project, publications.c.id)
-
-publication_members = Table(
-    "publication_members",
-    metadata,
-    Column("publication_id", _Serial, ForeignKey("publications.id", ondelete="CASCADE"), primary_key=True),
-    Column("kind", Text, primary_key=True),
-    Column("slug", Text, primary_key=True),
-    Column("version", Integer, nullable=False),
-)
-Index(
-    "ix_publication_members_kind_slug",
-    publication_members.c.kind,
-    publication_members.c.slug,
-    publication_members.c.publication_id,
-)
+# SQLite takes a partial index only where a query repeats its condition word for word: each stands here once.
+READY_WAITS: Final = "ready_at IS NOT NULL"
+"""Waits with an answer that no Dagster run has taken up."""
+OPEN_EVENT_WAITS: Final = "status = 'open' AND kind = 'event'"
+RETRIED_RUNS: Final = "status = 'failed' AND by_claim AND retries_left > 0"
+"""Failed runs that AgentMesh itself retries: Dagster never retries a Dagster run that came by a claim."""
+KEPT_EVENTS: Final = "is_kept"
 
 runs = Table(
     "runs",
@@ -182,11 +103,24 @@ runs = Table(
     Column("output", JsonColumn),
     Column("error", JsonColumn),
     Column("exact", Text),
+    Column("retries_left", Integer, nullable=False, server_default=text("0")),
+    # Whether the last Dagster run that was bound came by a claim.
+    Column("by_claim", Boolean, nullable=False, server_default=false()),
+    # The claim that nobody has bound yet, since when it counts, and how many before it were never bound.
+    Column("claim_id", Text),
+    Column("claimed_at", UtcDateTime),
+    Column("claim_misses", Integer, nullable=False, server_default=text("0")),
 )
 Index("ix_runs_project_kind_slug_created_at", runs.c.project, runs.c.kind, runs.c.slug, runs.c.created_at)
 Index("ix_runs_project_created_at", runs.c.project, runs.c.created_at)
 Index("ix_runs_status_created_at", runs.c.status, runs.c.created_at)
 Index("ix_runs_parent_run_id", runs.c.parent_run_id)
+Index(
+    "ix_runs_project_retried",
+    runs.c.project,
+    sqlite_where=text(RETRIED_RUNS),
+    postgresql_where=text(RETRIED_RUNS),
+)
 
 dagster_runs = Table(
     "dagster_runs",
@@ -238,7 +172,7 @@ events = Table(
     "events",
     metadata,
     # The order in which a run's events were committed, and where a follower goes on.
-    Column("seq", _Serial, primary_key=True, autoincrement=True),
+    Column("seq", serial, primary_key=True, autoincrement=True),
     Column("id", Text, nullable=False, unique=True),
     Column("at", UtcDateTime, nullable=False),
     Column("project", Text, nullable=False),
@@ -260,10 +194,166 @@ leases = Table(
 )
 Index("ix_leases_expires_at", leases.c.expires_at)
 
+claims = Table(
+    "claims",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("run_id", Text, ForeignKey("runs.id", ondelete="CASCADE"), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("made_at", UtcDateTime, nullable=False),
+    Column("dagster_run_id", Text),
+    Column("is_current", Boolean, nullable=False),
+)
+Index("ix_claims_run_id", claims.c.run_id)
+
+waits = Table(
+    "waits",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("project", Text, ForeignKey("projects.slug"), nullable=False),
+    Column("run_id", Text, ForeignKey("runs.id", ondelete="CASCADE"), nullable=False),
+    Column("step_key", Text, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("closed_by", Text, nullable=False),
+    Column("node_id", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("deadline_at", UtcDateTime),
+    Column("remind_at", UtcDateTime),
+    Column("escalate_at", UtcDateTime),
+    # The earliest of the three while the wait is open, and NULL otherwise.
+    Column("next_at", UtcDateTime),
+    Column("decided_at", UtcDateTime),
+    # `decided_at` while the wait has an answer that no Dagster run has taken up, and NULL otherwise.
+    Column("ready_at", UtcDateTime),
+    Column("used_at", UtcDateTime),
+    Column("event_name", Text, nullable=False),
+    Column("event_key", Text, nullable=False),
+    Column("binding", Text, nullable=False),
+    Column("launcher", Text, nullable=False),
+    Column("multiple", Boolean, nullable=False),
+    Column("required", Integer, nullable=False),
+    Column("ordered", Boolean, nullable=False),
+    Column("separation", Boolean, nullable=False),
+    Column("cancel_siblings", Boolean, nullable=False),
+    Column("on_timeout", Text, nullable=False),
+    Column("options", JsonColumn, nullable=False),
+    Column("assignees", JsonColumn, nullable=False),
+    Column("escalate_to", JsonColumn, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("data", JsonColumn),
+    Column("form_schema", JsonColumn),
+    Column("prefill", JsonColumn),
+    Column("timeout_data", JsonColumn),
+    Column("notify", JsonColumn),
+    Column("answer", JsonColumn),
+    Column("exact", Text),
+    UniqueConstraint("run_id", "step_key", "label"),
+)
+Index("ix_waits_project_status_created_at", waits.c.project, waits.c.status, waits.c.created_at)
+Index(
+    "ix_waits_project_next_at",
+    waits.c.project,
+    waits.c.next_at,
+    sqlite_where=text("next_at IS NOT NULL"),
+    postgresql_where=text("next_at IS NOT NULL"),
+)
+Index(
+    "ix_waits_project_run_id_ready_at",
+    waits.c.project,
+    waits.c.run_id,
+    waits.c.ready_at,
+    sqlite_where=text(READY_WAITS),
+    postgresql_where=text(READY_WAITS),
+)
+Index(
+    "ix_waits_project_event_name_event_key",
+    waits.c.project,
+    waits.c.event_name,
+    waits.c.event_key,
+    sqlite_where=text(OPEN_EVENT_WAITS),
+    postgresql_where=text(OPEN_EVENT_WAITS),
+)
+
+votes = Table(
+    "votes",
+    metadata,
+    Column("seq", serial, primary_key=True, autoincrement=True),
+    Column("wait_id", Text, ForeignKey("waits.id", ondelete="CASCADE"), nullable=False),
+    Column("by", Text, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Column("comment", Text, nullable=False),
+    Column("decision", JsonColumn),
+    Column("data", JsonColumn),
+    Column("exact", Text),
+)
+Index("ix_votes_wait_id_seq", votes.c.wait_id, votes.c.seq)
+
+notices = Table(
+    "notices",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("wait_id", Text, ForeignKey("waits.id", ondelete="CASCADE"), nullable=False),
+    Column("project", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_at", UtcDateTime),
+    Column("sent_at", UtcDateTime),
+    Column("error", Text, nullable=False),
+    Column("channel", JsonColumn),
+    Column("exact", Text),
+)
+Index("ix_notices_wait_id", notices.c.wait_id)
+Index(
+    "ix_notices_project_next_at",
+    notices.c.project,
+    notices.c.next_at,
+    sqlite_where=text("next_at IS NOT NULL"),
+    postgresql_where=text("next_at IS NOT NULL"),
+)
+
+# Events that came before their wait, and the ids of those delivered, by which one that comes twice is known.
+inbox = Table(
+    "inbox",
+    metadata,
+    Column("seq", serial, primary_key=True, autoincrement=True),
+    Column("project", Text, ForeignKey("projects.slug"), nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("is_kept", Boolean, nullable=False),
+    Column("sent_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("data", JsonColumn),
+    Column("exact", Text),
+    UniqueConstraint("project", "event_id"),
+)
+Index("ix_inbox_project_expires_at", inbox.c.project, inbox.c.expires_at)
+Index(
+    "ix_inbox_project_name_key",
+    inbox.c.project,
+    inbox.c.name,
+    inbox.c.key,
+    sqlite_where=text(KEPT_EVENTS),
+    postgresql_where=text(KEPT_EVENTS),
+)
+
+group_members = Table(
+    "group_members",
+    metadata,
+    Column("project", Text, ForeignKey("projects.slug"), primary_key=True),
+    Column("group_name", Text, primary_key=True),
+    Column("member", Text, primary_key=True),
+    Column("ordinal", Integer, nullable=False),
+)
+
 audit = Table(
     "audit",
     metadata,
-    Column("seq", _Serial, primary_key=True, autoincrement=True),
+    Column("seq", serial, primary_key=True, autoincrement=True),
     Column("id", Text, nullable=False, unique=True),
     Column("at", UtcDateTime, nullable=False),
     Column("project", Text, ForeignKey("projects.slug"), nullable=False),

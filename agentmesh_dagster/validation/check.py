@@ -21,6 +21,7 @@ from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object, raw_m
 from agentmesh_dagster.specs.names import job_name
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.normalize import Normalized, normalize
+from agentmesh_dagster.specs.notify import BUILTIN_NOTIFY_CONFIGS, NotifyConfig
 from agentmesh_dagster.specs.problems import Problem, suggestion
 from agentmesh_dagster.specs.resolve import DocumentLibrary, Library, check_references
 from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
@@ -34,9 +35,11 @@ from agentmesh_dagster.validation.document_rules import (
 )
 from agentmesh_dagster.validation.expression_rules import (
     agent_expression_problems,
+    notify_expression_problems,
     tool_expression_problems,
     workflow_expression_problems,
 )
+from agentmesh_dagster.validation.gate_rules import approval_problems, gate_problems, notify_problems
 from agentmesh_dagster.validation.graph_rules import graph_problems
 from agentmesh_dagster.validation.mapping_rules import mapping_problems
 from agentmesh_dagster.validation.prudence_rules import prudence_problems, unused_problems
@@ -70,6 +73,7 @@ class Checked:
 class _Context:
     node_configs: Mapping[str, type[NodeConfig]]
     tool_configs: Mapping[str, type[SpecModel]]
+    notify_configs: Mapping[str, type[NotifyConfig]]
     library: Library | None
     secrets_known: Callable[[str], bool] | None
 
@@ -79,6 +83,7 @@ def validate_document(
     *,
     node_configs: Mapping[str, type[NodeConfig]] = BUILTIN_NODE_CONFIGS,
     tool_configs: Mapping[str, type[SpecModel]] = BUILTIN_TOOL_CONFIGS,
+    notify_configs: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS,
     library: Library | None = None,
     secrets_known: Callable[[str], bool] | None = None,
 ) -> Checked:
@@ -88,11 +93,16 @@ def validate_document(
         raw: The document, in the spelling of `specs.normalize`.
         node_configs: Config models of the node types.
         tool_configs: Config models of the tool types.
+        notify_configs: Config models of the notifiers.
         library: Where referred documents are found; without one, references are checked for their form alone.
         secrets_known: Whether a secret is configured; without it, that is not looked at.
     """
     context = _Context(
-        node_configs=node_configs, tool_configs=tool_configs, library=library, secrets_known=secrets_known
+        node_configs=node_configs,
+        tool_configs=tool_configs,
+        notify_configs=notify_configs,
+        library=library,
+        secrets_known=secrets_known,
     )
     if not isinstance(raw, dict):
         return _refused(
@@ -176,6 +186,8 @@ def _all_problems(kind: str, raw: JsonObject, context: _Context) -> list[Problem
     if view is not None:
         facts = graph_problems(view, problems)
         problems += workflow_expression_problems(view, facts, context.secrets_known)
+        problems += gate_problems(view)
+        problems += _told(view, context)
         if context.library is not None:
             problems += mapping_problems(view, context.library)
         problems += prudence_problems(view, facts, context.library)
@@ -203,6 +215,16 @@ def _tool_problems(raw: JsonObject, context: _Context, marks: dict[str, MarkedFi
         yield from problems
         _collect(marks, config_type, config, "config")
     yield from tool_expression_problems(raw, config_type, context.secrets_known)
+    yield from approval_problems(raw)
+
+
+def _told(view: WorkflowView, context: _Context) -> Iterator[Problem]:
+    """Problems of those who are told of approvals."""
+    for node in view.all_nodes:
+        for model, raw, path, problems in notify_problems(node, context.notify_configs):
+            yield from problems
+            if model is not None:
+                yield from notify_expression_problems(model, raw, path, context.secrets_known)
 
 
 def _view(
@@ -354,6 +376,7 @@ def validate_raw(
     *,
     node_configs: Mapping[str, type[NodeConfig]] = BUILTIN_NODE_CONFIGS,
     tool_configs: Mapping[str, type[SpecModel]] = BUILTIN_TOOL_CONFIGS,
+    notify_configs: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS,
     library: Library | None = None,
     secrets_known: Callable[[str], bool] | None = None,
 ) -> list[CheckedSource]:
@@ -363,6 +386,7 @@ def validate_raw(
         raws: Documents as their authors wrote them.
         node_configs: Config models of the node types.
         tool_configs: Config models of the tool types.
+        notify_configs: Config models of the notifiers.
         library: Where documents outside of `raws` are found; without one, references are checked for form alone.
         secrets_known: Whether a secret is configured.
     """
@@ -375,6 +399,7 @@ def validate_raw(
             document,
             node_configs=node_configs,
             tool_configs=tool_configs,
+            notify_configs=notify_configs,
             library=seen,
             secrets_known=secrets_known,
         )

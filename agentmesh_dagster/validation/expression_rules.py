@@ -13,8 +13,10 @@ from agentmesh_dagster.specs.base import Condition, MarkedField, Template
 from agentmesh_dagster.specs.documents import AgentSpec, EdgeSpec, NodeSpec, ToolSpec
 from agentmesh_dagster.specs.fields import JsonObject, as_object, raw_marks
 from agentmesh_dagster.specs.names import identifier
+from agentmesh_dagster.specs.notify import NOTIFY_NAMES, NotifyConfig
 from agentmesh_dagster.specs.problems import Problem, Suggestions, child_path, nearest, suggestion
 from agentmesh_dagster.validation.graph_rules import GraphFacts
+from agentmesh_dagster.validation.output_schemas import output_schema_of
 from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
 BODY_NAMES: Final = ("item", "index", "iteration")
@@ -130,8 +132,17 @@ def tool_expression_problems(
             yield from _marked_problems(marked, scope, secrets_known)
     for marked in raw_marks(ToolSpec, raw):
         yield from _marked_problems(
-            marked, Scope(names=frozenset(("input", "run")), input_schema=schema), secrets_known
+            marked, Scope(names=frozenset(("input",)), input_schema=schema), secrets_known
         )
+
+
+def notify_expression_problems(
+    model: type[NotifyConfig], raw: JsonObject, path: str, secrets_known: SecretsKnown | None
+) -> Iterator[Problem]:
+    """Problems of the templates in a notifier's config: `approval` is the approval that is told of."""
+    scope = Scope(names=NOTIFY_NAMES, allows_secrets=True)
+    for marked in raw_marks(model, raw, path):
+        yield from _marked_problems(marked, scope, secrets_known)
 
 
 def _marked_problems(
@@ -254,6 +265,30 @@ def _step_problem(
             f"There is no steps.{name}.{reference[2][:80]}; there are {', '.join(STEP_FIELDS)}",
             f"Write steps.{name}.output.{reference[2][:80]}",
         )
+    if len(reference) > 3 and reference[2] == "output" and not wanted.is_start:
+        return _output_problem(wanted, reference, path, whole.view)
+    return None
+
+
+def _output_problem(
+    wanted: NodeView, reference: tuple[str, ...], path: str, view: WorkflowView
+) -> Problem | None:
+    """A field that a node's output can never have; an expression may ask for it and have a default."""
+    schema = output_schema_of(wanted, view)
+    for depth, key in enumerate(reference[3:], 3):
+        if schema is None or any(word in schema for word in _OPAQUE):
+            return None
+        properties = as_object(schema.get("properties")) or {}
+        if key not in properties and schema.get("additionalProperties") is False:
+            known = ", ".join(properties) or "nothing"
+            place = ".".join(reference[:depth])
+            return Problem.of(
+                "output-unknown",
+                path,
+                f"There is no {place}.{key[:80]}: {wanted.id!r}, of type {wanted.type!r}, gives {known}",
+                suggestion(key, properties),
+            )
+        schema = as_object(properties.get(key))
     return None
 
 

@@ -205,8 +205,9 @@ def _handles(view: WorkflowView) -> Iterator[Problem]:
                 "Give it a default handle, with an edge",
             )
         # A handle that is misspelled on the edge is told there.
-        if node.config.must_cover_handles and not faulty:
-            for handle in node.config.handles():
+        # Of a node that nothing leaves, that is told.
+        if (used or node.config.must_cover_handles) and not faulty:
+            for handle in node.config.needed_handles(has_default_edge=None in used):
                 if handle not in used:
                     yield Problem.of(
                         "handle-uncovered",
@@ -270,8 +271,13 @@ def _node_settings(view: WorkflowView) -> Iterator[Problem]:
                         "Use letters, digits and '_', not beginning with a digit; 'last_output' is taken",
                     )
         if node.is_start or node.is_end:
-            for name in ("retry", "timeout_s", "on_error"):
-                if node.raw.get(name) not in (None, "fail"):
+            for name, default in (
+                ("retry", None),
+                ("timeout_s", None),
+                ("on_error", "fail"),
+                ("on_unknown", "human"),
+            ):
+                if node.raw.get(name) not in (None, default):
                     yield Problem.of(
                         "setting-without-effect",
                         f"{node.path}.{name}",

@@ -18,6 +18,7 @@ from agentmesh_dagster.specs.resolve import Library
 from agentmesh_dagster.specs.schema import check_schema, fill_and_coerce, is_static_subset, validate_value
 from agentmesh_dagster.specs.slugs import parse_reference
 from agentmesh_dagster.validation.document_rules import joined_path
+from agentmesh_dagster.validation.output_schemas import output_schema_of
 from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
 _OPAQUE: Final = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
@@ -69,10 +70,7 @@ def _outputs(
 ) -> Iterator[tuple[str, JsonObject]]:
     for node in view.nodes.values():
         target = targets[node.id]
-        schema = target.output_schema if target is not None else None
-        if node.is_start:
-            schema = view.input_schema
-        usable = _usable(schema)
+        usable = _usable(target.output_schema if target is not None else output_schema_of(node, view))
         # With on_error: continue the output may be null.
         if usable is not None and node.spec is not None and node.spec.on_error == "fail":
             yield node.name, usable

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from agentmesh_dagster.specs.base import Reference, marked_fields, parse_duration
+from agentmesh_dagster.specs.base import Reference, marked_fields
 from agentmesh_dagster.specs.documents import AgentSpec, Document, ToolSpec, WorkflowSettings
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
 from agentmesh_dagster.specs.problems import Problem
@@ -24,12 +24,10 @@ WAITING_TYPES: Final = frozenset(("agent", "tool", "code"))
 
 _NOT_YET: Final = {
     "agent": {
-        "tools": "an agent makes one call of its model, without tools",
-        "agents": "an agent makes one call of its model, without other agents",
+        "agents": "an agent calls tools, and no other agents",
         "memory": "an agent remembers nothing between its calls",
         "guardrails": "an agent's prompts and answers are not looked at",
     },
-    "tool": {"requires_approval": "nobody can be asked, so that every call of the tool is refused"},
 }
 """Fields that are stored and versioned, and that this release does nothing about, with what it does instead."""
 
@@ -59,7 +57,6 @@ def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | 
     settings = as_object(view.raw.get("settings")) or {}
     for node in view.nodes.values():
         yield from _shadowed(node)
-        yield from _too_long(node, settings)
     bound = settings.get("max_steps", WorkflowSettings().max_steps)
     if isinstance(bound, int) and len(view.nodes) > bound:
         yield Problem.of(
@@ -84,24 +81,6 @@ def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | 
                 f"{node.id!r} may call the tool {tool!r}, which has side effects, and nobody is asked before",
                 "Put a human node before it on every way, or give the tool requires_approval",
             )
-
-
-def _too_long(node: NodeView, settings: JsonObject) -> Iterator[Problem]:
-    """Delays that no worker sits out."""
-    seconds = getattr(node.config, "seconds", None)
-    inline_s = parse_duration(settings.get("inline_s", WorkflowSettings().inline_s))
-    if (
-        node.type == "delay"
-        and isinstance(seconds, float)
-        and isinstance(inline_s, float)
-        and seconds > inline_s
-    ):
-        yield Problem.of(
-            "delay-too-long",
-            f"{node.path}.config.seconds",
-            f"{node.id!r} waits {seconds:g} s, and a worker sits out at most settings.inline_s = {inline_s:g} s",
-            "Raise settings.inline_s (up to 3600), or wait for less",
-        )
 
 
 _AGENT_OUTPUTS: Final = ("text", "object", "usage", "tool_calls")

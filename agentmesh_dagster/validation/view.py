@@ -88,3 +88,12 @@ class WorkflowView:
         for node in self.all_nodes:
             found.setdefault(node.id, node)
         return found
+
+    @cached_property
+    def attached(self) -> dict[str, set[str | None]]:
+        """The handles that edges leave each node by; None for those by no handle."""
+        found: dict[str, set[str | None]] = {}
+        for edge in self.edges:
+            if edge.source is not None:
+                found.setdefault(edge.source, set()).add(edge.handle)
+        return found

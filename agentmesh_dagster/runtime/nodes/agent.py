@@ -1,14 +1,26 @@
-"""The agent node: one call of a model; text, or an object checked against a schema, with a repair round."""
+"""The agent node: a model is asked until it needs no tool any more.
+
+Its answer is text, or an object that is checked against a schema, with a repair round.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from agentmesh_dagster.errors import ModelError
+from agentmesh_dagster.errors import ModelError, NodeError
 from agentmesh_dagster.records import Json, Step
 from agentmesh_dagster.runtime.journalled import StepAnswer
+from agentmesh_dagster.runtime.nodes.agent_tools import (
+    OfferedTool,
+    assistant_message,
+    call_summary,
+    call_tools,
+    offered_tools,
+    read_calls,
+    tool_message,
+)
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
 from agentmesh_dagster.runtime.ports import ModelRequest
 from agentmesh_dagster.specs.closure import content_hash
@@ -58,31 +70,90 @@ class AgentNode(NodeType[AgentConfig]):
 
     async def run(self, config: AgentConfig, call: NodeCall) -> NodeResult:
         agent = agent_of(config.agent, call.preparation)
-        request = call.request
-        messages: list[dict[str, Json]] = []
-        if request["instructions"]:
-            messages.append({"role": "system", "content": request["instructions"]})
-        messages.append({"role": "user", "content": request["prompt"]})
-        reply = await _ask(call, agent, messages)
-        rows = [reply]
+        talk = _Talk(call, agent, await offered_tools(agent, call))
         if config.output_schema is None:
-            return _result(rows, None)
-        found, issues = _read_object(reply.output["text"], config.output_schema)
+            await talk.answer(None)
+            return talk.result(None)
+        # With tools the object is asked for only at the end: many servers answer with one of the two and never both.
+        found, issues = _read_object(
+            await talk.answer(None if talk.tools else config.output_schema), config.output_schema
+        )
+        if issues and talk.tools:
+            found, issues = _read_object(
+                await talk.ask_again(_OBJECT_PROMPT, config.output_schema), config.output_schema
+            )
         if issues:
-            messages.append({"role": "assistant", "content": reply.output["text"]})
-            messages.append({"role": "user", "content": _repair_prompt(issues)})
-            reply = await _ask(call, agent, messages)
-            rows.append(reply)
-            found, issues = _read_object(reply.output["text"], config.output_schema)
+            found, issues = _read_object(
+                await talk.ask_again(_repair_prompt(issues), config.output_schema), config.output_schema
+            )
         if issues:
             raise ModelError(
                 f"agent {agent.slug!r} gave no object that fits the output_schema, nor after it was shown what was "
                 "wrong:\n" + "\n".join(issues),
-                model=reply.model_used or "",
+                model=talk.last.model_used or "",
                 retryable=True,
                 code="model-bad-object",
             )
-        return _result(rows, found)
+        return talk.result(found)
+
+
+class _Talk:
+    """An agent's conversation with its model, in one attempt."""
+
+    def __init__(self, call: NodeCall, agent: AgentSpec, tools: tuple[OfferedTool, ...]) -> None:
+        self.call = call
+        self.agent = agent
+        self.tools = tools
+        self.messages: list[dict[str, Json]] = []
+        if call.request["instructions"]:
+            self.messages.append({"role": "system", "content": call.request["instructions"]})
+        self.messages.append({"role": "user", "content": call.request["prompt"]})
+        self.rows: list[Step] = []
+        self.called: list[Step] = []
+
+    @property
+    def last(self) -> Step:
+        """The row of the last model call."""
+        return self.rows[-1]
+
+    async def answer(self, schema: Mapping[str, Json] | None) -> str:
+        """Asks the model, and makes the calls of tools that it asks for, until it asks for none; its answer's text.
+
+        Raises:
+            NodeError: It still asks for some in the last call that `max_steps` allows (code `agent-max-steps`).
+        """
+        while True:
+            await self._ask(schema, may_call=True)
+            number = int(self.last.key.rpartition("/")[2])
+            asked = read_calls(self.last.output, number) if self.tools else ()
+            if not asked:
+                return self.last.output["text"]
+            if len(self.rows) == self.agent.max_steps:
+                raise NodeError(
+                    f"agent {self.agent.slug!r} still asks for tools in its model call {len(self.rows)}, the last "
+                    f"one that its max_steps = {self.agent.max_steps} allows: raise max_steps, or mend its "
+                    "instructions or tools",
+                    code="agent-max-steps",
+                    path=self.call.key,
+                )
+            called = await call_tools(self.call, self.tools, number, asked)
+            self.messages.append(assistant_message(self.last.output["text"], asked, self.tools))
+            self.messages += [tool_message(one, row) for one, row in zip(asked, called, strict=True)]
+            self.called += called
+
+    async def ask_again(self, prompt: str, schema: Mapping[str, Json]) -> str:
+        """Asks for an object after an answer that is none."""
+        self.messages.append({"role": "assistant", "content": self.last.output["text"]})
+        self.messages.append({"role": "user", "content": prompt})
+        await self._ask(schema, may_call=False)
+        return self.last.output["text"]
+
+    async def _ask(self, schema: Mapping[str, Json] | None, *, may_call: bool) -> None:
+        self.rows.append(await _ask(self.call, self.agent, self.messages, self.tools, schema, may_call))
+
+    def result(self, found: Json) -> NodeResult:
+        """What the node came to."""
+        return _result(self.rows, self.called, found)
 
 
 def agent_of(reference: str, preparation: Preparation) -> AgentSpec:
@@ -90,13 +161,21 @@ def agent_of(reference: str, preparation: Preparation) -> AgentSpec:
     return preparation.session.pinned.closure.agents[reference.split("@", maxsplit=1)[0]].document
 
 
-async def _ask(call: NodeCall, agent: AgentSpec, messages: list[dict[str, Json]]) -> Step:
+async def _ask(
+    call: NodeCall,
+    agent: AgentSpec,
+    messages: list[dict[str, Json]],
+    tools: tuple[OfferedTool, ...],
+    schema: Mapping[str, Json] | None,
+    may_call: bool,
+) -> Step:
     """One journalled model call: an LLM call that was cut off is made again."""
-    asked = {
-        key: call.request[key]
-        for key in ("models", "temperature", "max_tokens", "output_schema")
-        if key in call.request
-    }
+    asked = {key: call.request[key] for key in ("models", "temperature", "max_tokens") if key in call.request}
+    if schema is not None:
+        asked["output_schema"] = dict(schema)
+    if tools:
+        # By name: their documents are pinned, and what a function's schema says may change with its code.
+        asked["tools"] = [tool.name for tool in tools]
 
     async def make(key: str) -> StepAnswer:
         secrets = call.environment.secrets
@@ -109,7 +188,9 @@ async def _ask(call: NodeCall, agent: AgentSpec, messages: list[dict[str, Json]]
                 models=tuple(asked["models"]),
                 messages=tuple(dict(message) for message in messages),
                 settings=settings,
-                output_schema=asked.get("output_schema"),
+                output_schema=schema,
+                tools=tuple(tool.to_offer() for tool in tools),
+                may_call=may_call,
                 timeout_s=timeout_s,
                 idempotency_key=content_hash([call.session.run.id, key]),
             )
@@ -118,6 +199,7 @@ async def _ask(call: NodeCall, agent: AgentSpec, messages: list[dict[str, Json]]
             output={
                 "text": answer.text,
                 "finish_reason": answer.finish_reason,
+                **({"tool_calls": [dict(one) for one in answer.tool_calls]} if answer.tool_calls else {}),
                 **({"failures": list(answer.failures)} if answer.failures else {}),
             },
             model_used=answer.model,
@@ -135,7 +217,7 @@ async def _ask(call: NodeCall, agent: AgentSpec, messages: list[dict[str, Json]]
     return row
 
 
-def _result(rows: list[Step], found: Json) -> NodeResult:
+def _result(rows: list[Step], called: list[Step], found: Json) -> NodeResult:
     last = rows[-1]
     output: dict[str, Json] = {"text": last.output["text"]}
     if found is not None:
@@ -148,7 +230,7 @@ def _result(rows: list[Step], found: Json) -> NodeResult:
         "calls": len(rows),
         "model": last.model_used,
     }
-    output["tool_calls"] = []
+    output["tool_calls"] = [call_summary(row) for row in called]
     return NodeResult(output=output)
 
 
@@ -166,6 +248,9 @@ def _read_object(text: str, schema: Mapping[str, Json]) -> tuple[Json, list[str]
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
+
+
+_OBJECT_PROMPT: Final = "Give this answer as one JSON value that fits the schema, and nothing else."
 
 
 def _repair_prompt(issues: list[str]) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from agentmesh_dagster.records import Json, Step
+from agentmesh_dagster.constants import HANDLE_TIMEOUT
+from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
 from agentmesh_dagster.runtime.session import RunSession
+from agentmesh_dagster.runtime.step_context import StepContext
+from agentmesh_dagster.runtime.waiting import Suspended, new_wait
+from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.specs.documents import NodeSpec
 from agentmesh_dagster.specs.expressions import render
 from agentmesh_dagster.specs.nodes import NodeConfig
@@ -28,6 +33,10 @@ class NodeResult:
     output: Json = None
     handles: tuple[str, ...] = ()
     """The named handles it chose, besides the default one."""
+    takes_default: bool = True
+    """Whether the edges without a handle are live, where the type has such."""
+    status: StepStatus = StepStatus.SUCCEEDED
+    """`SKIPPED`: the run goes past the node after all, and its edges are dead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,8 @@ class Preparation:
     session: RunSession
     say: Say
     """Takes lines for the readable step log."""
+    attached: frozenset[str | None] = frozenset()
+    """The handles that its outgoing edges leave from; None for those without one."""
 
     def render(self, template: Json, field_name: str) -> Json:
         """A config field, rendered; errors name the node and the field."""
@@ -56,11 +67,15 @@ class _Calls:
     """Where a node stands among its calls."""
 
     finished: dict[str, int] = field(default_factory=dict[str, int])
-    """By kind: how many calls have an answer, spent ones included."""
-    spent: dict[str, int] = field(default_factory=dict[str, int])
-    """How many of the first model calls belong to attempts that got all their answers and failed."""
-    is_open: bool = False
-    """Whether the last call has no answer."""
+    """By kind: the number of the last call that this attempt has the answer of."""
+    asked: list[int] = field(default_factory=list[int])
+    """The numbers of the model calls that this attempt has the answers of."""
+    kept: int = 0
+    """The number of the last model call whose answer led to a tool's call."""
+    spent: set[int] = field(default_factory=set[int])
+    """The numbers of the model calls whose answers an attempt that failed could not use."""
+    open: int = 0
+    """How many calls have no answer."""
     made: int = 0
     """How many calls of this attempt were really made."""
 
@@ -84,6 +99,11 @@ class NodeCall:
         """The process's environment."""
         return self.preparation.session.environment
 
+    @property
+    def notify(self) -> list[Json]:
+        """Who is told when the node waits for people: the project's notifiers and its own."""
+        return [*self.environment.notify, *self.preparation.node.notify]
+
     async def step(
         self,
         kind: str,
@@ -91,21 +111,26 @@ class NodeCall:
         call: Callable[[str], Awaitable[StepAnswer]],
         *,
         idempotent: bool = True,
+        answer_schema: Json = None,
+        under: str = "",
     ) -> tuple[Step, bool]:
         """Makes one call under the key `<node>/<kind>/<n>`, or replays it.
 
         `n` counts the calls of the node, over all its attempts: a failed call keeps its number and is made again under
-        it, after the finished ones before it were replayed.
+        it, after the finished ones before it were replayed. Calls with an `under` of their own may be made side by
+        side.
 
         Args:
             kind: `llm` or `tool`.
             request: What is asked, free of secrets.
             call: Makes the call; gets the step key, whose hash is the same in every attempt.
             idempotent: Whether the call may be repeated after it was cut off.
+            answer_schema: What its output must fit, where a person says it of a call that was cut off.
+            under: What stands for `n`, such as `2.0`: the model call that asked for it, and its place in that answer.
         """
         calls = self._calls
-        number = calls.finished.get(kind, 0) + 1
-        key = f"{self.key}/{kind}/{number}"
+        number = self._next(kind)
+        key = f"{self.key}/{kind}/{under or number}"
         node = self.preparation.node
         ask = StepAsk(
             key=key,
@@ -118,37 +143,101 @@ class NodeCall:
             definition_hash=self.session.run.definition_hash,
             idempotent=idempotent,
             announce=True,
+            node_key=self.key,
+            on_unknown=node.on_unknown,
+            answer_schema=answer_schema,
+            notify=self.notify,
         )
 
         async def make(_progress: StepProgress) -> StepAnswer:
             calls.made += 1
             return await call(key)
 
-        calls.is_open = True
+        calls.open += 1
         answer = await journalled_step(self.session, ask, make)
-        calls.is_open = False
-        calls.finished[kind] = number
+        calls.open -= 1
+        if not under:
+            calls.finished[kind] = number
+            if kind == "llm":
+                calls.asked.append(number)
         return answer
+
+    def keep(self) -> None:
+        """Says that the model's answers so far lead to calls of tools: no attempt asks for them anew."""
+        self._calls.kept = max(self._calls.asked, default=0)
+
+    def next_key(self, kind: str) -> str:
+        """The key of the next call of a kind."""
+        return f"{self.key}/{kind}/{self._next(kind)}"
+
+    def _next(self, kind: str) -> int:
+        number = self._calls.finished.get(kind, 0) + 1
+        while kind == "llm" and number in self._calls.spent:
+            number += 1
+        return number
+
+    def new_wait(self, kind: WaitKind, step_key: str = "", label: str = "") -> Wait:
+        """A wait of this node, to be filled in and handed to `answer`."""
+        return new_wait(self.session, kind, step_key or self.key, self.key, label)
+
+    def answer(self, wait: Wait, superseded: Sequence[str] = ()) -> Wait:
+        """The wait under the key and label of `wait`, once it is closed.
+
+        One that was superseded is asked anew, and so is one whose time ran out and failed the node, when the node is
+        retried: under the label with a number behind it.
+
+        Args:
+            wait: As it is to be opened, where there is none yet.
+            superseded: Ids of open waits that nobody needs to decide any more.
+
+        Raises:
+            Suspended: It is open; the node waits.
+        """
+        for generation in itertools.count(1):
+            label = wait.label if generation == 1 else f"{wait.label}#{generation}"
+            known = self.session.wait(wait.step_key, label)
+            if known is None:
+                raise Suspended([replace(wait, label=label)], superseded)
+            if known.status is WaitStatus.OPEN:
+                raise Suspended([known], superseded)
+            if not self._is_spent(known):
+                return known
+        raise AssertionError("unreachable")
+
+    def _is_spent(self, wait: Wait) -> bool:
+        if wait.status is WaitStatus.CANCELED:
+            return wait.closed_by == "superseded"
+        answer: Json = wait.answer
+        failed_node = wait.status is WaitStatus.EXPIRED and answer["decision"] == HANDLE_TIMEOUT
+        return failed_node and wait.on_timeout == "fail" and self.session.was_used_before(wait)
+
+    def context(self, step_key: str) -> StepContext:
+        """What a function that is called in this node gets."""
+        return StepContext(
+            session=self.session,
+            step_key=step_key,
+            node_key=self.key,
+            # The same in every attempt: the other side can tell a repeated call from a new one.
+            idempotency_key=content_hash([self.session.run.id, step_key]),
+        )
 
     def start_over(self, *, cut_off: bool) -> bool:
         """Makes ready for another attempt, after one that failed.
 
         Where a call failed, or the attempt was cut off, the answers before are good: the next attempt replays them.
         Where all calls were answered, the model's answers are what the node could not use: the next attempt asks it
-        anew. What a tool answered is never asked for again.
+        anew, from the last answer on that led to a tool's call. What a tool answered is never asked for again.
 
         Returns:
             Whether the failed attempt was nothing but a replay of one that an earlier Dagster run made.
         """
         calls = self._calls
-        is_spent = not calls.is_open and not cut_off
-        was_told_again = (
-            is_spent and not calls.made and calls.finished.get("llm", 0) > calls.spent.get("llm", 0)
-        )
-        if is_spent:
-            calls.spent = {"llm": calls.finished.get("llm", 0)}
-        calls.finished = dict(calls.spent)
-        calls.is_open, calls.made = False, 0
+        is_spent = not calls.open and not cut_off
+        useless = {number for number in calls.asked if number > calls.kept} if is_spent else set[int]()
+        was_told_again = bool(useless) and not calls.made
+        calls.spent |= useless
+        calls.finished, calls.asked = {}, []
+        calls.open, calls.made, calls.kept = 0, 0, 0
         return was_told_again
 
 
@@ -161,6 +250,8 @@ class NodeType(ABC, Generic[ConfigT]):
     """Dagster's kind tags, shown on the op."""
     is_pure: ClassVar[bool] = False
     """Instant and without effect: no `running` row is written, and no log line."""
+    shows_waiting: ClassVar[bool] = False
+    """Whether waiting is what the type is for: then its op shows what it waits for in an output of its own."""
 
     def parse(self, node: NodeSpec) -> ConfigT:
         """The node's config as its model; the document was validated before."""

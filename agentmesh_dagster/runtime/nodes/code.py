@@ -30,4 +30,4 @@ class CodeNode(NodeType[CodeConfig]):
 
     async def run(self, config: CodeConfig, call: NodeCall) -> NodeResult:
         function = await call.environment.functions.load(config.function)
-        return NodeResult(output=await function(call.request["input"]))
+        return NodeResult(output=await function(call.request["input"], call.context(call.key)))

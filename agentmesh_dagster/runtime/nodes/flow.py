@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timezone
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import ClassVar
 
 from agentmesh_dagster.errors import ExpressionError, NodeError
-from agentmesh_dagster.records import Json
+from agentmesh_dagster.records import Json, WaitKind
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
 from agentmesh_dagster.specs.base import parse_duration
 from agentmesh_dagster.specs.expressions import evaluate
@@ -99,11 +100,12 @@ class BranchNode(NodeType[BranchConfig]):
 
 
 class DelayNode(NodeType[DelayConfig]):
-    """Waits in the worker, up to `settings.inline_s`; a re-run waits only for what is left."""
+    """Waits: up to `settings.inline_s` in the worker, where a re-run waits for what is left; beyond, without one."""
 
     name: ClassVar[str] = "delay"
     config_model = DelayConfig
     kinds: ClassVar[tuple[str, ...]] = ("timer",)
+    shows_waiting: ClassVar[bool] = True
 
     def request(self, config: DelayConfig, preparation: Preparation) -> Json:
         if config.until is not None:
@@ -134,14 +136,11 @@ class DelayNode(NodeType[DelayConfig]):
             left_s = (datetime.fromisoformat(call.request["until"]) - clock.now()).total_seconds()
         else:
             left_s = call.request["seconds"] - passed_s
-        inline_s = session.pinned.workflow.settings.inline_s
-        if left_s > inline_s:
-            raise NodeError(
-                f"node {call.key!r} would wait {left_s:.0f} s, and a worker sits out at most settings.inline_s = "
-                f"{inline_s:g} s: raise it (up to 3600) or shorten the delay",
-                code="delay-too-long",
-            )
-        if left_s > 0:
+        if session.wait(call.key, "") is not None or left_s > session.pinned.workflow.settings.inline_s:
+            wait = call.new_wait(WaitKind.TIMER)
+            moment = wait.created_at + timedelta(seconds=left_s)
+            call.answer(replace(wait, title=f"{call.key} waits for its time", deadline_at=moment))
+        elif left_s > 0:
             await asyncio.sleep(left_s)
         return NodeResult(output={"waited_s": round((clock.now() - began).total_seconds(), 3)})
 

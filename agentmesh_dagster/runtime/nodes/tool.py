@@ -7,9 +7,10 @@ from typing import ClassVar
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.journalled import StepAnswer
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
-from agentmesh_dagster.runtime.tools.call import ToolContext, call_tool, prepare_input
+from agentmesh_dagster.runtime.nodes.tool_context import tool_context
+from agentmesh_dagster.runtime.tools.approval import Refused, approved_arguments
+from agentmesh_dagster.runtime.tools.call import call_tool, prepare_input, tool_schemas
 from agentmesh_dagster.runtime.tools.errors import ToolRefused
-from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.specs.nodes import ToolConfig
 
 
@@ -28,32 +29,26 @@ class ToolNode(NodeType[ToolConfig]):
         return {"tool": config.tool, "input": value}
 
     async def run(self, config: ToolConfig, call: NodeCall) -> NodeResult:
-        session, environment = call.session, call.environment
-        tool = session.pinned.closure.tools[config.tool.split("@")[0]].document
+        tool = call.session.pinned.closure.tools[config.tool.split("@")[0]].document
 
-        if tool.requires_approval is not False:
-            raise ToolRefused(
-                f"tool {tool.slug!r} requires approval, and this release has nobody to ask: it is not called",
-                code="approval-needed",
-            )
+        async def prepare(value: Json) -> Json:
+            return await prepare_input(tool, value, tool_context(call, call.key))
 
-        def context(key: str) -> ToolContext:
-            return ToolContext(
-                secrets=environment.secrets,
-                http=environment.http,
-                functions=environment.functions,
-                clock=environment.clock,
-                # The same in every attempt: the other side can tell a repeated call from a new one.
-                idempotency_key=content_hash([session.run.id, key]),
-            )
-
-        prepared = await prepare_input(tool, call.request["input"], context(call.key))
+        prepared = await prepare(call.request["input"])
+        input_schema, output_schema = await tool_schemas(tool, tool_context(call, call.key))
+        prepared = await approved_arguments(
+            call, tool, call.next_key("tool"), prepared, schema=input_schema, prepare=prepare
+        )
+        if isinstance(prepared, Refused):
+            raise ToolRefused(f"tool {tool.slug!r} was {prepared.sentence}", code="approval-refused")
 
         async def make(key: str) -> StepAnswer:
-            return StepAnswer(output=await call_tool(tool, prepared, context(key)))
+            return StepAnswer(output=await call_tool(tool, prepared, tool_context(call, key)))
 
         request = {"tool": tool.slug, "input": prepared}
-        row, replayed = await call.step("tool", request, make, idempotent=tool.may_repeat)
+        row, replayed = await call.step(
+            "tool", request, make, idempotent=tool.may_repeat, answer_schema=output_schema
+        )
         if not replayed:
             call.preparation.say(
                 f"{call.key}: tool {tool.slug} answered in {(row.duration_ms or 0) / 1000:.2f} s"

@@ -9,6 +9,7 @@ from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.functions import FunctionRegistry
 from agentmesh_dagster.runtime.secrets import Secrets
+from agentmesh_dagster.runtime.step_context import StepContext
 from agentmesh_dagster.runtime.tools.http_client import HttpClient
 from agentmesh_dagster.specs.base import SpecModel
 from agentmesh_dagster.specs.documents import ToolSpec
@@ -28,6 +29,8 @@ class ToolContext:
     """The same for every attempt of one call."""
     timeout_s: float | None = None
     """A further bound on the call, besides the tool's own."""
+    step: StepContext | None = None
+    """What a function may know of the step in which it is called; None outside of runs."""
 
 
 class ToolType(Protocol):

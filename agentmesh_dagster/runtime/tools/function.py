@@ -28,4 +28,4 @@ class FunctionTool:
         self, tool: ToolSpec, config: FunctionToolConfig, value: Json, context: ToolContext
     ) -> Json:
         function = await context.functions.load(config.function)
-        return await function(value)
+        return await function(value, context.step)

@@ -24,7 +24,7 @@ from agentmesh_dagster.specs.tools import HttpToolConfig
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["HttpRequest", "build_request", "parse_url"]
+__all__ = ["HttpRequest", "build_request", "checked_headers", "parse_url", "render_url"]
 
 _LEXER: Final = Environment(keep_trailing_newline=True, autoescape=True)
 _AUTHORITY: Final = re.compile(r"https?://[^/?#]*\Z", re.IGNORECASE)
@@ -75,12 +75,12 @@ def build_request(
     """
     names = {"input": value, "secret": secret}
     where = f"tool {tool!r}, field config"
-    url = parse_url(_render_url(config.url, names, f"{where}.url"), f"{where}.url")
+    url = parse_url(render_url(config.url, names, f"{where}.url"), f"{where}.url")
     query = _pairs(expressions.render(config.query, names, where=f"{where}.query"))
     if query:
         present = url.query.decode("ascii")
         url = url.copy_with(query=f"{present}&{urlencode(query)}".removeprefix("&").encode("ascii"))
-    headers = _headers(
+    headers = checked_headers(
         expressions.render(config.headers, names, where=f"{where}.headers"), f"{where}.headers"
     )
     given = {name.lower() for name, _ in headers}
@@ -127,7 +127,13 @@ def parse_url(text: str, where: str) -> httpx.URL:
     raise ToolRefused(f"{where}: the URL {problem}", code="tool-url")
 
 
-def _render_url(template: str, names: Mapping[str, object], where: str) -> str:
+def render_url(template: str, names: Mapping[str, object], where: str) -> str:
+    """The text of a URL whose interpolated values cannot change what it addresses; see the module.
+
+    Raises:
+        ExpressionError: A template fails.
+        ToolRefused: A value does not fit where it stands (code `tool-url`).
+    """
     made = ""
     has_values_in_path = False
     for source, is_expression in _parts(template.strip(), where):
@@ -201,7 +207,12 @@ def _pairs(values: Json) -> list[tuple[str, str]]:
     return pairs
 
 
-def _headers(values: Json, where: str) -> list[tuple[str, str]]:
+def checked_headers(values: Json, where: str) -> list[tuple[str, str]]:
+    """The headers of an object of names and values; null is left out, and what is no text becomes JSON.
+
+    Raises:
+        ToolRefused: A name or value cannot be sent, or is the client's to set (code `tool-header`).
+    """
     headers: list[tuple[str, str]] = []
     for name, value in cast("Mapping[str, Json]", values).items():
         if value is None:

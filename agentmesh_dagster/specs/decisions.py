@@ -1,0 +1,411 @@
+"""Who may decide an approval, what a decision may say, and when one closes it: pure, and the only place that knows.
+
+The rules, in the order in which a vote is held to them:
+
+1. The approval is open, and its deadline has not passed.
+2. One person votes once. Where `separation` is asked for, the run's launcher may not vote.
+3. Voters are among the assignees: names, and groups as `group:<name>`. Without assignees anybody may vote, and one
+   vote is enough. Once `escalate_at` has passed, those in `escalate_to` may vote too.
+4. With `ordered`, vote number k is by entry k of the assignees, or by somebody of that group; one of `escalate_to`
+   stands in for whoever's turn it is.
+5. The decision is a known word, and its data fits the form. A rejection's data is kept, and need not fit.
+
+Where one vote is required, the first closes. Where more are, the vote closes that gives a choice its quorum, or that
+leaves no choice which those who have not voted could still bring to it: then the answer is `rejected`. Voters who all
+agree and are only too few never reject; the approval stays open until its groups have members enough, or its deadline
+comes. At a tool's call a choice is the arguments that were approved: two people who approve different arguments have
+not agreed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, cast
+
+from agentmesh_dagster.constants import GROUP_PREFIX, HANDLE_APPROVED, HANDLE_REJECTED, HANDLE_TIMEOUT
+from agentmesh_dagster.errors import ApprovalError
+from agentmesh_dagster.records import Json, Vote, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.specs.fields import as_list, as_object
+from agentmesh_dagster.specs.schema import fill_and_coerce, validate_value
+
+HAPPENED: Final = "happened"
+"""The call that was cut off took effect; the decision's data is its output."""
+REPEAT: Final = "repeat"
+FAIL: Final = "fail"
+UNKNOWN_OPTIONS: Final = (HAPPENED, REPEAT, FAIL)
+"""What people may say of a call that was cut off."""
+
+BY_TIMEOUT: Final = "timeout"
+"""Who decided, where a deadline did."""
+
+Groups = Mapping[str, Sequence[str]]
+"""Group to its members; one that is missing has none."""
+
+_MAX_NAME: Final = 200
+_CLOSED: Final = {
+    "sibling": "another gate of the run was decided, and closed it",
+    "run": "its run is over",
+    "superseded": "the call that it was asked for has changed",
+    "timeout": "its time ran out",
+    "timer": "its moment has come",
+    "event": "its event has come",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a valid vote came to."""
+
+    vote: Vote
+    """The vote as it is kept: its decision in canonical form, its data filled and coerced."""
+    answer: Json
+    """The approval's answer where the vote closes it, as `records.Wait.answer`; None: more votes are needed."""
+
+
+def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> Verdict:
+    """Weighs a vote on an approval.
+
+    Args:
+        wait: The approval.
+        votes: Those accepted before, the oldest first.
+        vote: The one to weigh; `vote.at` is the present moment.
+        groups: Members of the project's groups.
+
+    Raises:
+        ApprovalError: The vote is refused: `no-approval`, `already-decided`, `gate-closed`, `already-voted`,
+            `separation`, `not-assignee`, `not-your-turn`, `bad-decision`, or `form` with `context.issues`, a list of
+            `{"path", "message"}`.
+    """
+    if not wait.kind.is_approval:
+        raise _refusal(wait, "no-approval", f"nobody decides it: it waits for {_waits_for(wait)}")
+    require_open(wait, vote.at)
+    _require_voter(wait, votes, vote, groups)
+    decision = _decision(wait, vote.decision)
+    accepted = Vote(
+        by=vote.by,
+        decision=decision,
+        data=_data(wait, decision, vote.data),
+        comment=vote.comment,
+        at=vote.at,
+    )
+    return Verdict(vote=accepted, answer=_answer(wait, votes, accepted, groups))
+
+
+def require_open(wait: Wait, at: datetime) -> None:
+    """Refuses what comes to a wait that is closed, or whose deadline has passed at `at`.
+
+    Raises:
+        ApprovalError: `already-decided`, saying by whom and when, or `gate-closed`, saying why.
+    """
+    if wait.status is WaitStatus.DECIDED:
+        answer = as_object(wait.answer) or {}
+        who = f" by {answer['by']}" if answer.get("by") else ""
+        raise _refusal(wait, "already-decided", f"already decided{who} at {_when(wait, answer)}", answer)
+    if wait.status is not WaitStatus.OPEN:
+        why = _CLOSED.get(wait.closed_by, "it is closed")
+        when = f" at {_when(wait, {})}" if wait.decided_at is not None else ""
+        raise _refusal(wait, "gate-closed", f"closed{when}: {why}")
+    if wait.deadline_at is not None and wait.deadline_at <= at:
+        raise _refusal(
+            wait, "gate-closed", f"its time ran out at {wait.deadline_at.isoformat(timespec='seconds')}"
+        )
+
+
+def require_binding(wait: Wait, binding: str | None) -> None:
+    """Refuses a decision that was made on another call than the approval's; None binds to nothing.
+
+    Raises:
+        ApprovalError: `stale`.
+    """
+    if binding is not None and binding != wait.binding:
+        raise _refusal(
+            wait, "stale", "the decision is for another call than the one that waits now; look at it again"
+        )
+
+
+def person_may(
+    wait: Wait, person: str, groups: Groups, at: datetime, votes: Sequence[Vote] = ()
+) -> ApprovalError | None:
+    """Why a person may not vote on an approval now, or None where they may."""
+    try:
+        require_open(wait, at)
+        _require_voter(wait, votes, Vote(by=person, decision=None, at=at), groups)
+    except ApprovalError as refusal:
+        return refusal
+    return None
+
+
+def people(entries: Iterable[str], groups: Groups) -> frozenset[str]:
+    """The distinct people that names and groups stand for."""
+    return frozenset(person for entry in entries for person in _members(entry, groups))
+
+
+def check_received(wait: Wait, data: Json) -> Json:
+    """The data for a suspension or an event, with the form's defaults and its types.
+
+    Raises:
+        ApprovalError: `form`, with `context.issues`: the data does not fit the wait's schema, or is not JSON.
+    """
+    if wait.form_schema is None:
+        _require_storable(wait, data)
+        return data
+    return _fitting(wait, data)
+
+
+def received_answer(data: Json, *, by: str, at: datetime) -> dict[str, Any]:
+    """The answer of a suspension or an event whose data has come."""
+    return {"decision": "received", "data": data, "by": by, "at": at.isoformat()}
+
+
+def timeout_answer(wait: Wait, at: datetime, votes: Sequence[Vote] = ()) -> dict[str, Any]:
+    """The answer of a wait whose moment has come.
+
+    Data that an approval by timeout would take, and that does not fit the form, approves nothing: the answer is then
+    `timeout`, with the reason as its comment.
+
+    Args:
+        wait: The wait; a timer has elapsed, all else has expired.
+        at: When.
+        votes: Those that were given, kept where several were required.
+    """
+    if wait.kind is WaitKind.TIMER:
+        return {"decision": "elapsed", "at": at.isoformat()}
+    decision, data, comment = HANDLE_TIMEOUT, wait.timeout_data, ""
+    if wait.on_timeout == "reject":
+        decision = HANDLE_REJECTED
+    elif wait.on_timeout == "approve":
+        try:
+            data = _data(wait, HANDLE_APPROVED, wait.timeout_data)
+            decision = HANDLE_APPROVED
+        except ApprovalError as refusal:
+            comment = f"Not approved by timeout: {refusal.message}"
+    answer = {"decision": decision, "data": data, "by": BY_TIMEOUT, "at": at.isoformat(), "comment": comment}
+    return {**answer, "votes": [_vote_json(v) for v in votes]} if wait.required > 1 else answer
+
+
+# Voters -----------------------------------------------------------------------------------------------------
+
+
+def _require_voter(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> None:
+    if not vote.by.strip() or len(vote.by) > _MAX_NAME or not vote.by.isprintable():
+        raise _refusal(wait, "not-assignee", f"a vote needs the voter's name, at most {_MAX_NAME} characters")
+    for earlier in votes:
+        if earlier.by == vote.by:
+            when = earlier.at.isoformat(timespec="seconds")
+            raise _refusal(wait, "already-voted", f"{vote.by} has voted already, at {when}")
+    if wait.separation and vote.by == wait.launcher:
+        raise _refusal(wait, "separation", f"{vote.by} launched the run and may not decide on it")
+    if not wait.assignees:
+        return
+    stand_ins = people(_escalated(wait, vote.at), groups)
+    if vote.by not in people(wait.assignees, groups) | stand_ins:
+        raise _refusal(
+            wait,
+            "not-assignee",
+            f"{vote.by} may not decide; those who may: {_shown(_entries(wait, vote.at))}",
+        )
+    if wait.ordered:
+        turn = len(votes)
+        if turn >= len(wait.assignees):
+            raise _refusal(wait, "not-your-turn", "everybody listed has voted")
+        entry = wait.assignees[turn]
+        if vote.by not in _members(entry, groups) and vote.by not in stand_ins:
+            raise _refusal(wait, "not-your-turn", f"it is not the turn of {vote.by}, but of {entry}")
+
+
+def _members(entry: str, groups: Groups) -> Sequence[str]:
+    if entry.startswith(GROUP_PREFIX):
+        return groups.get(entry.removeprefix(GROUP_PREFIX), ())
+    return (entry,)
+
+
+def _escalated(wait: Wait, at: datetime) -> tuple[str, ...]:
+    """Those who may vote too by now; `escalate_at` is emptied by whoever tells them."""
+    return wait.escalate_to if wait.escalate_at is None or wait.escalate_at <= at else ()
+
+
+def _entries(wait: Wait, at: datetime) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*wait.assignees, *_escalated(wait, at))))
+
+
+def _shown(entries: Sequence[str], most: int = 10) -> str:
+    more = f" and {len(entries) - most} more" if len(entries) > most else ""
+    return ", ".join(entries[:most]) + more
+
+
+# What a vote says -------------------------------------------------------------------------------------------
+
+
+def options_of(wait: Wait) -> tuple[str, ...]:
+    """The words that may be decided at an approval."""
+    if wait.kind is WaitKind.UNKNOWN:
+        return wait.options or UNKNOWN_OPTIONS
+    return wait.options or (HANDLE_APPROVED, HANDLE_REJECTED)
+
+
+def _decision(wait: Wait, decision: Json) -> Json:
+    """The decision in canonical form: where several options may be chosen, a list in the options' order."""
+    options = options_of(wait)
+    if not wait.multiple:
+        if not isinstance(decision, str) or decision not in options:
+            raise _refusal(
+                wait,
+                "bad-decision",
+                f"{_word(decision)} cannot be decided; choose one of {', '.join(options)}",
+            )
+        return decision
+    chosen = [decision] if isinstance(decision, str) else as_list(decision)
+    if not chosen:
+        raise _refusal(wait, "bad-decision", f"choose at least one of {', '.join(options)}")
+    for option in chosen:
+        if not isinstance(option, str) or option not in options:
+            raise _refusal(
+                wait, "bad-decision", f"{_word(option)} cannot be chosen; choose of {', '.join(options)}"
+            )
+    if len(set(chosen)) < len(chosen):
+        raise _refusal(wait, "bad-decision", "an option is chosen twice")
+    return [option for option in options if option in chosen]
+
+
+def _word(value: Json) -> str:
+    return repr(value[:60]) if isinstance(value, str) else "this value"
+
+
+def _data(wait: Wait, decision: Json, data: Json) -> Json:
+    _require_storable(wait, data)
+    if wait.kind is WaitKind.UNKNOWN and decision == HAPPENED:
+        # It is the output of a call, of any type.
+        return data if wait.form_schema is None else _fitting(wait, data)
+    needs_form = wait.kind is not WaitKind.UNKNOWN and decision != HANDLE_REJECTED
+    if data is None and needs_form:
+        if wait.kind is WaitKind.TOOL:
+            return wait.prefill  # the arguments as they were asked for, and shown without their secrets
+        data = wait.prefill
+    elif data is not None and as_object(data) is None:
+        raise _unfit(wait, [{"path": "$", "message": "must be an object"}])
+    if not needs_form or wait.form_schema is None:
+        return cast("Json", data)
+    return _fitting(wait, {} if data is None else data)
+
+
+def _fitting(wait: Wait, data: Json) -> Json:
+    _require_storable(wait, data)
+    filled = fill_and_coerce(wait.form_schema, data)
+    issues = validate_value(wait.form_schema, filled)
+    if issues:
+        raise _unfit(wait, [{"path": issue.path, "message": issue.message} for issue in issues])
+    return filled
+
+
+def _require_storable(wait: Wait, data: Json) -> None:
+    try:
+        text = json.dumps(data, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError):
+        raise _unfit(wait, [{"path": "$", "message": "is not JSON that can be stored"}]) from None
+    if "\\u0000" in text and any("\x00" in found for found in _texts(data)):
+        raise _unfit(wait, [{"path": "$", "message": "holds the character NUL, which cannot be stored"}])
+
+
+def _texts(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in cast("dict[Any, Any]", value).items():
+            yield str(key)
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in cast("Sequence[Any]", value):
+            yield from _texts(item)
+
+
+def _unfit(wait: Wait, issues: list[dict[str, str]]) -> ApprovalError:
+    first = f"{issues[0]['path']}: {issues[0]['message']}"
+    more = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
+    word = "data does" if wait.kind is not WaitKind.TOOL else "arguments do"
+    message = f"the {word} not fit: {first}{more}"
+    return _refusal(wait, "form", message, {"issues": issues})
+
+
+# Counting ---------------------------------------------------------------------------------------------------
+
+
+def _answer(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> Json:
+    required = wait.required if wait.assignees else 1
+    everybody = [*votes, vote]
+    if required == 1:
+        return _closing(wait, vote, vote.decision, everybody)
+    counts = Counter(choice for v in everybody if (choice := _choice(wait, v)) is not None)
+    own = _choice(wait, vote)
+    if own is not None and counts[own] >= required:
+        return _closing(wait, vote, vote.decision, everybody)
+    agree = len({_choice(wait, v) for v in everybody}) == 1 and own is not None
+    if not agree and max(counts.values(), default=0) + _to_come(wait, everybody, vote.at, groups) < required:
+        return _closing(wait, vote, HANDLE_REJECTED, everybody)
+    return None
+
+
+def _choice(wait: Wait, vote: Vote) -> str | None:
+    """What a vote counts for; None: for nothing."""
+    if wait.kind is WaitKind.TOOL and vote.decision == HANDLE_APPROVED:
+        return json.dumps(vote.data, sort_keys=True)
+    if vote.decision == HANDLE_REJECTED and not wait.options:
+        return None
+    return json.dumps(vote.decision)
+
+
+def _to_come(wait: Wait, votes: Sequence[Vote], at: datetime, groups: Groups) -> int:
+    """How many votes can still be given."""
+    if wait.ordered:
+        return max(len(wait.assignees) - len(votes), 0)
+    pool = people(_entries(wait, at), groups) - {vote.by for vote in votes}
+    return len(pool - {wait.launcher} if wait.separation else pool)
+
+
+def _closing(wait: Wait, vote: Vote, decision: Json, votes: Sequence[Vote]) -> dict[str, Any]:
+    answer = {
+        "decision": decision,
+        "data": vote.data,
+        "by": vote.by,
+        "at": vote.at.isoformat(),
+        "comment": vote.comment,
+    }
+    return {**answer, "votes": [_vote_json(v) for v in votes]} if wait.required > 1 else answer
+
+
+def _vote_json(vote: Vote) -> dict[str, Any]:
+    return {
+        "by": vote.by,
+        "decision": vote.decision,
+        "data": vote.data,
+        "comment": vote.comment,
+        "at": vote.at.isoformat(),
+    }
+
+
+# Refusals ---------------------------------------------------------------------------------------------------
+
+
+def _refusal(wait: Wait, code: str, why: str, detail: Mapping[str, Any] | None = None) -> ApprovalError:
+    shown = {key: value for key, value in (detail or {}).items() if key in ("issues", "by", "at", "decision")}
+    return ApprovalError(
+        f"{wait.step_key!r}: {why}", code=code, path=wait.step_key, context={"approval": wait.id, **shown}
+    )
+
+
+def _waits_for(wait: Wait) -> str:
+    if wait.kind is WaitKind.TIMER:
+        return "a moment"
+    return (
+        "data: 'agentmesh runs resume'" if wait.kind is WaitKind.SUSPEND else f"the event {wait.event_name!r}"
+    )
+
+
+def _when(wait: Wait, answer: Mapping[str, Any]) -> str:
+    if wait.decided_at is not None:
+        return wait.decided_at.isoformat(timespec="seconds")
+    return str(answer.get("at", "some time"))

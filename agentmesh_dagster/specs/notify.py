@@ -1,0 +1,110 @@
+"""The configs of the built-in notifiers: how people are told that an approval waits for them.
+
+A config is written on a node or a project as `{type: webhook, url: ...}`. It is stored as written; its templates are
+rendered when a message is delivered, and in them `approval` is the approval and `secret('NAME')` a secret. The code
+that delivers stands in `runtime.notify`; a plugin brings both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
+
+from pydantic import Field, ValidationError, model_validator
+
+from agentmesh_dagster.errors import DefinitionError
+from agentmesh_dagster.records import Json
+from agentmesh_dagster.specs.base import Duration, SpecModel, Template
+
+NOTIFY_NAMES: Final = frozenset(("approval",))
+"""What templates in a notifier's config may name, besides `secret('NAME')`."""
+
+
+class NotifyConfig(SpecModel):
+    """Base of all notifiers' configs."""
+
+    secret_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that hold a secret: `{{ secret('NAME') }}`, and nothing in clear."""
+
+    type: str
+    """The word by which the notifier is known: `log`, `webhook`, `email`, or a plugin's."""
+    max_attempts: int = Field(default=8, ge=1, le=50)
+    """How often one message is tried before it is given up; the approval stays open either way."""
+
+
+class LogNotify(NotifyConfig):
+    """A line in the log of the process that delivers, and an event of the run."""
+
+    level: Literal["debug", "info", "warning"] = "info"
+
+
+class WebhookNotify(NotifyConfig):
+    """A POST of JSON, signed with HMAC-SHA256 where a `secret` is given."""
+
+    secret_fields: ClassVar[tuple[str, ...]] = ("secret",)
+
+    url: Annotated[str, Template()]
+    secret: Annotated[str | None, Template()] = None
+    """The key that messages are signed with."""
+    headers: Annotated[dict[str, str], Template()] = Field(default_factory=dict)
+    timeout_s: Duration = Field(default=10.0, gt=0, le=60)
+
+
+class EmailNotify(NotifyConfig):
+    """A message by SMTP."""
+
+    secret_fields: ClassVar[tuple[str, ...]] = ("password",)
+
+    to: Annotated[str | Annotated[list[str], Field(min_length=1, max_length=50)], Template()]
+    """One address or several."""
+    sender: Annotated[str, Template()]
+    subject: Annotated[str | None, Template()] = None
+    """Default: the approval's title, and why the message is sent."""
+    host: Annotated[str, Template()]
+    port: int = Field(default=587, ge=1, le=65535)
+    user: Annotated[str | None, Template()] = None
+    password: Annotated[str | None, Template()] = None
+    starttls: bool = True
+    """Whether the connection is turned to TLS before anything else is said."""
+    tls: bool = False
+    """Whether it is TLS from the first byte (port 465); then `starttls` means nothing."""
+    timeout_s: Duration = Field(default=20.0, gt=0, le=120)
+
+    @model_validator(mode="after")
+    def _user_and_password(self) -> EmailNotify:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("give 'user' and 'password', or neither")
+        return self
+
+
+BUILTIN_NOTIFY_CONFIGS: dict[str, type[NotifyConfig]] = {
+    "log": LogNotify,
+    "webhook": WebhookNotify,
+    "email": EmailNotify,
+}
+"""Config models by the type word of the notifier."""
+
+
+def notify_config(
+    raw: Json, known: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS
+) -> NotifyConfig:
+    """A notifier's config as its model, templates unrendered.
+
+    Raises:
+        DefinitionError: It is none (code `notify-invalid`); the message shows no value, which may be a secret.
+    """
+    kind = cast("dict[str, Any]", raw).get("type") if isinstance(raw, dict) else None
+    model = known.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        names = ", ".join(repr(name) for name in sorted(known))
+        raise DefinitionError(
+            f"a notifier is {{type: ...}} with one of the types {names}", code="notify-invalid"
+        )
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the config"
+        raise DefinitionError(
+            f"the notifier of type {kind!r} cannot be used: {place}: {first['msg']}", code="notify-invalid"
+        ) from None

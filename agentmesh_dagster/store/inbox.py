@@ -1,0 +1,243 @@
+"""Named events on their way to waits: answered at once, or kept for the first wait that comes and that they fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import Connection, delete, func, insert, select, text, update
+
+from agentmesh_dagster.clock import Clock
+from agentmesh_dagster.errors import ApprovalError, StoreError
+from agentmesh_dagster.records import Delivery, Event, Json, Wait, WaitStatus
+from agentmesh_dagster.specs.decisions import check_received, received_answer
+from agentmesh_dagster.store.engine import Database
+from agentmesh_dagster.store.exact import exact_text, exact_values, to_text
+from agentmesh_dagster.store.run_rows import insert_events, lock_runs
+from agentmesh_dagster.store.tables import KEPT_EVENTS, OPEN_EVENT_WAITS, inbox, waits
+from agentmesh_dagster.store.wait_rows import close_wait, refuse_nul, wait_event, wait_record
+
+MAX_KEPT: Final = 1_000
+"""So many events may be kept for each name in a project."""
+
+# PostgreSQL's index entries hold 2.7 kB, and a character may take four bytes.
+_MAX_LENGTHS: Final = {"name": 200, "key": 400, "id": 200}
+# Any number that no other application locks by: "AgentEvt" read as bytes.
+_EVENTS_LOCK: Final = 0x4167656E74457674
+_MAX_ATTEMPTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An event as it was sent."""
+
+    id: str
+    data: Json
+    by: str
+    at: datetime
+
+
+def lock_events(connection: Connection, database: Database) -> None:
+    """Makes this transaction the only one that keeps events or opens waits for them, until it ends.
+
+    Without it an event could miss the wait that is being opened, and that wait the event. One lock for all, and always
+    taken after the runs are locked: so nobody waits in a circle.
+    """
+    if not database.is_sqlite:
+        connection.execute(select(func.pg_advisory_xact_lock(_EVENTS_LOCK)))
+
+
+def check_names(name: str, key: str, event_id: str | None = None) -> None:
+    """Refuses what cannot be an event's name, key or id.
+
+    Raises:
+        StoreError: It is empty, too long (code `bad-event`), or has a NUL character (`nul-character`).
+    """
+    given = {"name": name, "key": key, "id": event_id or ""}
+    refuse_nul(given, "an event")
+    if not name.strip():
+        raise StoreError("an event needs a name", code="bad-event")
+    if event_id is not None and not event_id:
+        raise StoreError("an event's id cannot be empty; leave it out where there is none", code="bad-event")
+    for part, value in given.items():
+        if len(value) > _MAX_LENGTHS[part]:
+            raise StoreError(
+                f"the {part} of an event has {len(value)} characters; at most {_MAX_LENGTHS[part]} are allowed",
+                code="bad-event",
+            )
+
+
+def send_event(
+    database: Database,
+    clock: Clock,
+    project: str,
+    name: str,
+    key: str,
+    data: Json,
+    *,
+    by: str,
+    event_id: str | None,
+    keep_s: float,
+) -> Delivery:
+    """Delivers an event (see `Waits.send_event`)."""
+    check_names(name, key, event_id)
+    refuse_nul({"sender": by}, "an event")
+    to_text(data)
+    if keep_s < 0:
+        raise StoreError(f"an event cannot be kept for {keep_s} seconds", code="bad-event")
+    for _ in range(_MAX_ATTEMPTS):
+        with database.write() as connection:
+            database.require_project(connection, project)
+            now = clock.now()
+            run_ids = {wait.run_id for wait in _open_waits(connection, project, name, key)}
+            lock_runs(connection, run_ids)
+            lock_events(connection, database)
+            found = _open_waits(connection, project, name, key)
+            if {wait.run_id for wait in found} - run_ids:
+                # Opened between the two looks, in runs that are not locked here.
+                continue
+            event_id_kept = event_id or clock.new_id()
+            if event_id is not None and _is_duplicate(connection, project, event_id, now):
+                return Delivery(event_id=event_id, is_duplicate=True)
+            sent = _Sent(event_id_kept, data, by, now)
+            completed = _answer_all(connection, database, clock, found, sent)
+            is_kept = not completed and keep_s > 0
+            if is_kept:
+                _require_space(connection, project, name, now)
+            if is_kept or (event_id is not None and keep_s > 0):
+                kept_data = data if is_kept else None
+                connection.execute(
+                    insert(inbox).values(
+                        project=project,
+                        event_id=event_id_kept,
+                        name=name,
+                        key=key,
+                        by=by,
+                        is_kept=is_kept,
+                        sent_at=now,
+                        expires_at=now + timedelta(seconds=keep_s),
+                        data=kept_data,
+                        exact=None if database.is_sqlite else exact_text({"data": kept_data}),
+                    )
+                )
+            return Delivery(event_id=event_id_kept, completed=completed, is_kept=is_kept)
+    raise StoreError(
+        f"the event {name!r} was not delivered: new waits for it keep coming; send it again", code="conflict"
+    )
+
+
+def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wait) -> Wait:
+    """Answers a wait that was just opened by the oldest event that was kept for it and that fits.
+
+    Args:
+        connection: In a transaction that has locked the wait's run, and the events.
+        database: The connection's database.
+        clock: Tells which events have expired.
+        wait: The wait, stored.
+
+    Returns:
+        The wait as it stands then.
+    """
+    now = clock.now()
+    query = (
+        select(inbox)
+        .where(
+            inbox.c.project == wait.project,
+            inbox.c.name == wait.event_name,
+            inbox.c.key == wait.event_key,
+            inbox.c.expires_at > now,
+            text(KEPT_EVENTS),
+        )
+        .order_by(inbox.c.seq)
+    )
+    for row in connection.execute(query).mappings().all():
+        data = exact_values(row["exact"]).get("data", row["data"])
+        sent = _Sent(row["event_id"], data, row["by"], row["sent_at"])
+        answered, told = _answered(connection, database, clock, wait, sent, now)
+        insert_events(connection, database, [told])
+        if answered is not None:
+            connection.execute(
+                update(inbox).where(inbox.c.seq == row["seq"]).values(is_kept=False, data=None, exact=None)
+            )
+            return answered
+    return wait
+
+
+def delete_expired(database: Database, project: str, now: datetime) -> None:
+    """Forgets events whose time is over."""
+    with database.write() as connection:
+        lock_events(connection, database)
+        connection.execute(delete(inbox).where(inbox.c.project == project, inbox.c.expires_at <= now))
+
+
+def _open_waits(connection: Connection, project: str, name: str, key: str) -> list[Wait]:
+    query = (
+        select(waits)
+        .where(
+            waits.c.project == project,
+            waits.c.event_name == name,
+            waits.c.event_key == key,
+            text(OPEN_EVENT_WAITS),
+        )
+        .order_by(waits.c.created_at, waits.c.id)
+    )
+    return [wait_record(row) for row in connection.execute(query).mappings()]
+
+
+def _is_duplicate(connection: Connection, project: str, event_id: str, now: datetime) -> bool:
+    same = (inbox.c.project == project, inbox.c.event_id == event_id)
+    connection.execute(delete(inbox).where(*same, inbox.c.expires_at <= now))
+    return connection.execute(select(inbox.c.seq).where(*same)).first() is not None
+
+
+def _require_space(connection: Connection, project: str, name: str, now: datetime) -> None:
+    kept = connection.execute(
+        select(func.count()).where(
+            inbox.c.project == project, inbox.c.name == name, inbox.c.expires_at > now, text(KEPT_EVENTS)
+        )
+    ).scalar_one()
+    if kept >= MAX_KEPT:
+        raise StoreError(
+            f"{kept} events {name!r} are kept already, for waits that have not come; at most {MAX_KEPT} are. "
+            "Check the name and the key, or wait until some have expired",
+            code="events-full",
+        )
+
+
+def _answer_all(
+    connection: Connection, database: Database, clock: Clock, found: list[Wait], sent: _Sent
+) -> tuple[str, ...]:
+    completed: list[str] = []
+    told: list[Event] = []
+    for wait in found:
+        if wait.deadline_at is not None and wait.deadline_at <= sent.at:
+            # It has expired; `settle_due` has only not written it yet.
+            continue
+        answered, event = _answered(connection, database, clock, wait, sent, sent.at)
+        told.append(event)
+        if answered is not None:
+            completed.append(wait.id)
+    insert_events(connection, database, told)
+    return tuple(completed)
+
+
+def _answered(
+    connection: Connection, database: Database, clock: Clock, wait: Wait, sent: _Sent, now: datetime
+) -> tuple[Wait | None, Event]:
+    """Answers one wait, where the data fits; and the event that tells which it was."""
+    payload = {"event_id": sent.id, "name": wait.event_name, "key": wait.event_key, "by": sent.by}
+    try:
+        fitted = check_received(wait, sent.data)
+    except ApprovalError as refusal:
+        return None, wait_event(clock, wait, "refused", {**payload, "code": refusal.code})
+    answered = close_wait(
+        connection,
+        database,
+        wait,
+        status=WaitStatus.DECIDED,
+        closed_by="event",
+        answer=received_answer(fitted, by=sent.by, at=sent.at),
+        decided_at=now,
+    )
+    return answered, wait_event(clock, wait, "decided", payload)

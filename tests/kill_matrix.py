@@ -1,0 +1,446 @@
+"""The kill matrix: one workflow, killed at each of its fault points, and brought to its end by what a daemon would do.
+
+The workflow has 6 nodes: start, a model call, a human gate, a tool with side effects, a model call, end. A plan names
+the processes that are killed, and where. The harness starts worker processes one after the other (`kill_worker`): what
+was killed is reconciled, what failed is retried, the gate is decided, the run claimed and continued, until it has
+succeeded. Leases and claims of killed processes run out at once, because the harness's clock is ahead.
+
+Fault points are those that an undisturbed run passes; `llm.call.during` and `tool.call.during` are added: the server
+has got the call, and kills the worker before it answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from fake_http import FakeHttp
+from fake_provider import FakeProvider
+from kill_databases import Databases
+from kill_plans import OUTPUT, RECEIPT, Kill, Outcome, Plan, documents
+from kill_worker import LaterClock
+
+from agentmesh_dagster.constants import ENV_DATABASE_URL, ENV_FAULT, ENV_FAULT_LOG, ENV_HTTP_ALLOW
+from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over, reconcile
+from agentmesh_dagster.records import RunStatus, StepStatus, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.store import Store, open_store
+from agentmesh_dagster.testing import publish_documents
+
+TESTS = Path(__file__).parent
+PROJECT = "default"
+MAX_PROCESSES = 16
+# Alembic's context is one for the process, and not for many threads.
+_migrating = threading.Lock()
+# More than a lease, the time that a claim has, and its misses together.
+AHEAD_S = 7200.0
+KILLED = -9
+
+
+class Workers:
+    """The process from which worker processes are forked."""
+
+    def __init__(self) -> None:
+        paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
+        self._server = subprocess.Popen(
+            [sys.executable, str(TESTS / "kill_worker.py")],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._line() == "ready"
+        self.pid: int | None = None
+        """Of the worker that is at work."""
+
+    def run(self, job: dict[str, Any]) -> int:
+        """Runs a worker to its end; its exit code, or -9 where it was killed."""
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(job) + "\n")
+        self._server.stdin.flush()
+        self.pid = int(self._line())
+        try:
+            return int(self._line())
+        finally:
+            self.pid = None
+
+    def kill_at_work(self) -> None:
+        """Kills the worker that is at work."""
+        while self.pid is None:  # its number is on the way
+            time.sleep(0.001)
+        os.kill(self.pid, 9)
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(30)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
+
+    def _line(self) -> str:
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        assert line, "the process that starts the workers has ended"
+        return line.strip()
+
+
+class Lane:
+    """Carries out plans one after the other, with servers of its own. A context manager."""
+
+    def __init__(self, databases: Databases, folder: Path) -> None:
+        self.databases = databases
+        self.folder = folder
+        self.provider = FakeProvider(default={"text": "hello"})
+        self.tools = FakeHttp()
+        self._stack = ExitStack()
+        self._made: dict[str, int] = {}
+
+    def __enter__(self) -> Lane:
+        self.folder.mkdir(parents=True)
+        self._stack.enter_context(self.provider)
+        self._stack.enter_context(self.tools)
+        self.workers = Workers()
+        self._stack.callback(self.workers.close)
+        self._home = self.folder / "dagster-home"
+        self._home.mkdir()
+        _write_dagster_yaml(self._home)
+        with dg.DagsterInstance.from_config(str(self._home)) as instance:
+            # Makes the tables, so that the copies need not.
+            instance.get_runs(limit=1)
+            instance.all_logs("none")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def carry_out(self, plan: Plan) -> Outcome:
+        """Carries out a plan, and looks at what it came to."""
+        outcome = Outcome(plan, self.databases.name)
+        began = time.monotonic()
+        name = f"{self.folder.name}-{plan.variant}"
+        if name not in self._made:
+            with _migrating:
+                url = self.databases.make(name)
+            with open_store(url) as store:
+                published = publish_documents(store, documents(plan.variant, self.provider, self.tools))
+            self._made[name] = next(p.id for p in published if p.kind == "workflow")
+        folder = self.folder / uuid.uuid4().hex
+        folder.mkdir()
+        shutil.copytree(self._home, folder / "home")
+        _write_dagster_yaml(folder / "home")
+        log = folder / "log"
+        try:
+            with (
+                self.databases.copied(name) as url,
+                open_store(url) as store,
+                dg.DagsterInstance.from_config(str(folder / "home")) as instance,
+            ):
+                scenario = _Scenario(self, outcome, folder, url, store, instance)
+                scenario.drive(self._made[name])
+                scenario.verify()
+        except Exception:  # noqa: BLE001 - one plan that goes wrong does not end the matrix
+            outcome.problems.append(traceback.format_exc())
+        if outcome.problems and log.exists():
+            outcome.problems.append(log.read_text(errors="replace")[-6000:])
+        shutil.rmtree(folder)
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+
+def _write_dagster_yaml(home: Path) -> None:
+    # One file for the events of all runs: a file for each would be made anew in each process.
+    (home / "dagster.yaml").write_text(
+        "telemetry: {enabled: false}\n"
+        "event_log_storage:\n"
+        "  module: dagster._core.storage.event_log\n"
+        "  class: ConsolidatedSqliteEventLogStorage\n"
+        f"  config: {{base_dir: {home / 'events'}}}\n"
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How one call stood after a kill."""
+
+    finished: bool
+    """Its row is finished: it is never made again."""
+    in_flight: int | None
+    """The attempt that its row says was under way: it may have been made."""
+    made: int
+    """How often its server has seen it."""
+
+
+_CALLS = ("draft", "charge", "report")
+
+
+class _Scenario:
+    """One plan under way."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        outcome: Outcome,
+        folder: Path,
+        url: str,
+        store: Store,
+        instance: dg.DagsterInstance,
+    ) -> None:
+        self.lane, self.outcome, self.folder = lane, outcome, folder
+        self.url, self.store, self.instance = url, store, instance
+        self.number = 0
+        self.seen: list[dict[str, Seen]] = []
+        self._before = {call: self._served(call) for call in _CALLS}
+        self._calls_before = len(lane.tools.calls)
+
+    def drive(self, publication_id: int) -> None:
+        kills = {kill.process: kill for kill in self.outcome.plan.kills}
+        while (step := self._next_step(publication_id)) is not None:
+            self.number += 1
+            if self.number > MAX_PROCESSES:
+                raise AssertionError(f"{MAX_PROCESSES} processes did not bring the run to its end")
+            phase, arguments = step
+            kill = kills.pop(self.number, None)
+            self.outcome.phases.append(phase)
+            code = self._process(phase, arguments, kill)
+            if kill is not None:
+                self.outcome.phases[-1] += " (killed)"
+                self.seen.append({call: self._look_at(call) for call in _CALLS})
+            expected = 0 if kill is None else KILLED
+            if code != expected or (kill is not None and kill.phase != phase):
+                raise AssertionError(
+                    f"process {self.number} ({phase}) ended with {code} in place of {expected}"
+                )
+        if kills:
+            raise AssertionError(f"these processes never came: {list(map(str, kills.values()))}")
+
+    def _process(self, phase: str, arguments: dict[str, Any], kill: Kill | None) -> int:
+        passed = self.folder / f"passed-{self.number}"
+        passed.touch()
+        environment = {
+            "DAGSTER_HOME": str(self.folder / "home"),
+            ENV_DATABASE_URL: self.url,
+            ENV_HTTP_ALLOW: "127.0.0.1",
+            ENV_FAULT_LOG: str(passed),
+            ENV_FAULT: "",
+        }
+        if kill is not None and ".call.during" in kill.point:
+            self._kill_during(kill)
+        elif kill is not None:
+            environment[ENV_FAULT] = kill.point
+        job = {
+            "phase": phase,
+            "arguments": arguments,
+            "environment": environment,
+            "folder": str(self.folder),
+            "log": str(self.folder / "log"),
+        }
+        try:
+            code = self.lane.workers.run(job)
+        finally:
+            self.lane.provider.on_request = self.lane.tools.on_call = None
+        for point in passed.read_text().split():
+            self.outcome.passed.append(Kill(self.number, phase, point))
+            if ".call.before#" in point:
+                during = point.replace(".call.before#", ".call.during#")
+                self.outcome.passed.append(Kill(self.number, phase, during))
+        return code
+
+    def _kill_during(self, kill: Kill) -> None:
+        left = int(kill.point.partition("#")[2])
+
+        def come() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self.lane.workers.kill_at_work()
+
+        if kill.point.startswith("llm."):
+            self.lane.provider.on_request = come
+        else:
+            self.lane.tools.on_call = come
+
+    def _next_step(self, publication_id: int) -> tuple[str, dict[str, Any]] | None:
+        """What a daemon would do now, with what people would."""
+        ahead_s = AHEAD_S * (self.number + 1)
+        self._report_lost_launches()
+        reconcile(self.store, self.instance, PROJECT, LaterClock(ahead_s))
+        runs = self.store.runs.list(PROJECT)
+        if not runs:
+            return "start", {"publication_id": publication_id}
+        (run,) = runs
+        if run.status is RunStatus.SUCCEEDED:
+            return None
+        if run.status is RunStatus.FAILED:
+            return "retry", {"run_id": run.id}
+        if run.status is not RunStatus.WAITING:
+            raise AssertionError(f"the reconciler left the run {run.status.value}")
+        waits = self.store.waits.list(PROJECT, run_id=run.id)
+        if any(wait.status is WaitStatus.DECIDED and wait.used_at is None for wait in waits):
+            if not is_dagster_run_over(self.store, self.instance, run, LaterClock(ahead_s)):
+                raise AssertionError(
+                    "its Dagster run is not over, so that the gate sensor would hold it back"
+                )
+            return "resume", {"run_id": run.id, "ahead_s": ahead_s}
+        open_waits = [wait for wait in waits if wait.status is WaitStatus.OPEN]
+        if not open_waits:
+            raise AssertionError("the run waits for nothing")
+        return "decide", self._decision(open_waits[0])
+
+    def _decision(self, wait: Wait) -> dict[str, Any]:
+        if wait.kind is WaitKind.HUMAN:
+            return {"wait_id": wait.id, "decision": "approved", "data": None}
+        assert wait.kind is WaitKind.UNKNOWN
+        if self._made("charge"):
+            return {"wait_id": wait.id, "decision": "happened", "data": RECEIPT}
+        return {"wait_id": wait.id, "decision": "repeat", "data": None}
+
+    def _report_lost_launches(self) -> None:
+        """A Dagster run that was killed before it was bound: whoever started its process sees that it is gone."""
+        bound = {name for run in self.store.runs.list(PROJECT) for name in run.dagster_run_ids}
+        for dagster_run in self.instance.get_runs():
+            if not dagster_run.is_finished and dagster_run.run_id not in bound:
+                self.instance.report_run_failed(dagster_run, "its process is gone")
+
+    def _served(self, call: str) -> int:
+        if call == "charge":
+            return len(self.lane.tools.calls)
+        return self.lane.provider.count_of(call)
+
+    def _made(self, call: str) -> int:
+        return self._served(call) - self._before[call]
+
+    def _look_at(self, call: str) -> Seen:
+        runs = self.store.runs.list(PROJECT)
+        steps = self.store.runs.steps(runs[0].id) if runs else []
+        rows = [step for step in steps if step.node_id == call and step.kind in ("llm", "tool")]
+        return Seen(
+            finished=any(row.is_finished for row in rows),
+            in_flight=next((row.attempt for row in rows if row.status is StepStatus.RUNNING), None),
+            made=self._made(call),
+        )
+
+    def verify(self) -> None:
+        """Looks whether the run ended right, with exactly one of each."""
+        wrong = self.outcome.problems.append
+        reconcile(self.store, self.instance, PROJECT, LaterClock(AHEAD_S * (self.number + 2)))
+        self._report_lost_launches()
+        (run,) = self.store.runs.list(PROJECT)
+        steps = self.store.runs.steps(run.id)
+        waits = self.store.waits.list(PROJECT, run_id=run.id)
+        events = [event.type for event in self.store.runs.events(run.id)]
+        if (run.status, run.output) != (RunStatus.SUCCEEDED, OUTPUT):
+            wrong(f"the run is {run.status.value} with the output {run.output}")
+        for call in _CALLS:
+            self._verify_call(call)
+        self._verify_approvals(waits)
+        keys = {call.headers.get("idempotency-key") for call in self.lane.tools.calls[self._calls_before :]}
+        if len(keys) != 1 or None in keys:
+            wrong(f"the tool was called with the idempotency keys {keys}")
+        if any(step.status is not StepStatus.SUCCEEDED for step in steps):
+            wrong(f"steps stand as { ({step.key: step.status.value for step in steps}) }")
+        if run.steps_executed != 6 or (run.input_tokens, run.output_tokens) != (22, 14):
+            wrong(f"totals: {run.steps_executed} steps, {run.input_tokens} and {run.output_tokens} tokens")
+        for type_ in ("run.started", "run.completed"):
+            if events.count(type_) != 1:
+                wrong(f"{events.count(type_)} events {type_}")
+        lease = self.store.runs.lease(run.id)
+        if lease is not None:
+            wrong(f"a lease was left behind: {lease}")
+        for dagster_run in self.instance.get_runs():
+            if not dagster_run.is_finished:
+                wrong(f"the Dagster run {dagster_run.run_id} is still {dagster_run.status.value}")
+        last = self.instance.get_run_by_id(run.dagster_run_ids[-1])
+        if last is None or last.status is not dg.DagsterRunStatus.SUCCESS:
+            wrong(f"the last Dagster run is {last and last.status}")
+
+    def _cut_off(self, call: str) -> int:
+        """How many attempts at a call were cut off."""
+        return len({calls[call].in_flight for calls in self.seen} - {None})
+
+    def _verify_call(self, call: str) -> None:
+        wrong = self.outcome.problems.append
+        made = self._made(call)
+        asks = call == "charge" and self.outcome.plan.variant == "asks"
+        cut_off = self._cut_off(call)
+        for seen in (calls[call] for calls in self.seen):
+            if seen.finished and made != seen.made:
+                wrong(f"{call} was finished, and was made again")
+        self.outcome.cut_off += cut_off
+        self.outcome.made_again += max(0, made - 1)
+        if made < 1:
+            wrong(f"{call} was never made")
+        if made > (1 if asks else 1 + cut_off):
+            wrong(f"{call} was made {made} times, and cut off {cut_off} times")
+
+    def _verify_approvals(self, waits: Sequence[Wait]) -> None:
+        wrong = self.outcome.problems.append
+        expected = self._cut_off("charge") if self.outcome.plan.variant == "asks" else 0
+        unknown = [wait for wait in waits if wait.kind is WaitKind.UNKNOWN]
+        self.outcome.asked += len(unknown)
+        if len(unknown) != expected:
+            wrong(
+                f"{len(unknown)} times a person was asked whether the tool was called, in place of {expected}"
+            )
+        if sum(wait.kind is WaitKind.HUMAN for wait in waits) != 1:
+            wrong(f"not one gate: {[wait.kind.value for wait in waits]}")
+        for wait in waits:
+            if wait.status is not WaitStatus.DECIDED or wait.used_at is None:
+                wrong(f"the wait {wait.step_key!r} is {wait.status.value}, used at {wait.used_at}")
+            if len(self.store.waits.votes(wait.id)) != 1:
+                wrong(f"the wait {wait.step_key!r} has {len(self.store.waits.votes(wait.id))} votes")
+
+
+class Matrix:
+    """All plans on one kind of database, over several lanes at once. A context manager."""
+
+    def __init__(self, databases: Databases, folder: Path, lanes: int) -> None:
+        self._lanes = [Lane(databases, folder / f"lane{number}") for number in range(lanes)]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Matrix:
+        for lane in self._lanes:
+            self._stack.enter_context(lane)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def carry_out(self, plans: Iterable[Plan], until: float | None = None) -> list[Outcome]:
+        """Carries out plans, each once, in the order of their ends.
+
+        Args:
+            plans: The plans.
+            until: By `time.monotonic()`: plans that have not begun then are left out.
+        """
+        left: queue.SimpleQueue[Plan] = queue.SimpleQueue()
+        for plan in plans:
+            left.put(plan)
+        outcomes: list[Outcome] = []
+
+        def work(lane: Lane) -> None:
+            while until is None or time.monotonic() < until:
+                try:
+                    plan = left.get_nowait()
+                except queue.Empty:
+                    return
+                outcomes.append(lane.carry_out(plan))
+
+        threads = [threading.Thread(target=work, args=(lane,)) for lane in self._lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outcomes
