@@ -20,7 +20,6 @@ __all__ = [
     "NodeTimeout",
     "NotFound",
     "ReplayError",
-    "ReplayedFailure",
     "RunRefused",
     "StoreError",
     "ToolError",
@@ -199,14 +198,3 @@ class ReplayError(AgentMeshError):
     domain = "replay"
     category = "system"
     default_code = "replay"
-
-
-class ReplayedFailure(AgentMeshError):
-    """A step failed in an earlier Dagster run of this run, and is not run again; its error as the journal has it."""
-
-    def __init__(self, problem: Mapping[str, Any] | None) -> None:
-        self._problem = dict(problem or {"code": "failed", "message": "the step failed"})
-        super().__init__(self._problem["message"], code=self._problem["code"])
-
-    def to_json(self) -> dict[str, Any]:
-        return self._problem

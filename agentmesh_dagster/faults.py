@@ -48,7 +48,7 @@ def fault_point(point: str) -> None:
     """Passes a fault point.
 
     Args:
-        point: Its name, such as `journal.record.before`; `docs/reliability.md` lists all.
+        point: Its name, such as `journal.record.node.running.before`; `AGENTMESH_FAULT_LOG` shows those of a run.
     """
     armed = _state[0]
     if armed is not None:

@@ -189,7 +189,8 @@ def _answered(store: Store, run: Run, answers: Callable[[Wait], Answer | None]) 
         elif store.waits.get(run.project, wait.id).status is WaitStatus.OPEN:
             vote = Vote(
                 by=answer.by,
-                decision=answer.decision,
+                # To a suspension nothing is decided.
+                decision=None if wait.kind is WaitKind.SUSPEND else answer.decision,
                 data=answer.data,
                 comment=answer.comment,
                 at=SystemClock().now(),

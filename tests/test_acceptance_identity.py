@@ -250,7 +250,7 @@ def test_a_step_selected_reexecution_is_refused(case: Case, provider: FakeProvid
 
 
 def test_an_automatic_retry_goes_on_with_the_run(case: Case, provider: FakeProvider):
-    """Of the first Dagster run by Dagster, of a continuation by AgentMesh: both go on with the run."""
+    """Of a continuation, by AgentMesh."""
     publish(case.server.project, provider, 3, **{"dagster/max_retries": "3"})
     from agentmesh_dagster.orchestration.webserver import reload_code_location
 
@@ -267,6 +267,33 @@ def test_an_automatic_retry_goes_on_with_the_run(case: Case, provider: FakeProvi
         case.continuation(number=2)
         run = case.wait_for(RunStatus.SUCCEEDED, bound=3)
         assert run.output == {"version": 3, "by": "anna"}
+        assert model_calls(provider) == calls
+    finally:
+        publish(case.server.project, provider, 1)
+        reload_code_location(case.server.url)
+
+
+def test_dagsters_own_retry_of_a_first_run_goes_on_with_the_run(case: Case, provider: FakeProvider):
+    from agentmesh_dagster.orchestration.webserver import reload_code_location
+
+    publish(case.server.project, provider, 5, beside=True, **{"dagster/max_retries": "3"})
+    reload_code_location(case.server.url)
+    try:
+        case.launch()
+        assert case.server.wait_for_end(case.first) == "FAILURE"
+        calls = model_calls(provider)
+        Path(f"{case.file}.beside").touch()
+        retry = case.continuation()
+        tags = case.server.tags(retry)
+        assert tags["dagster/retry_number"] == "1"
+        assert "agentmesh/claim" not in tags
+        # What did not fail is not called again, and the gate still waits.
+        run = case.wait_for(RunStatus.WAITING, bound=2)
+        assert (run.id, run.retries_left) == (case.first, 4 - len(run.dagster_run_ids))
+        case.file.touch()
+        case.approve()
+        run = case.wait_for(RunStatus.SUCCEEDED, bound=len(run.dagster_run_ids) + 1)
+        assert run.output["done"] == {"version": 5, "by": "anna"}
         assert model_calls(provider) == calls
     finally:
         publish(case.server.project, provider, 1)

@@ -126,6 +126,9 @@ def test_a_suspension_takes_data_of_any_type_and_no_decision(waiting: Waiting):
     wait = waiting.open("last", kind=WaitKind.SUSPEND)
     refused = failure(waiting.launch({"approval": wait.id, "decision": "approved", "by": "jane"}))
     assert refused.metadata["code"].value == "bad-decision"
+    assert waiting.stands(wait).status is WaitStatus.OPEN
+    [event] = waiting.store.runs.events("run-1", type="suspension.refused")
+    assert (event.step_key, event.payload["code"]) == ("last", "bad-decision")
 
 
 def test_a_refusal_fails_the_run_with_its_reason(waiting: Waiting):

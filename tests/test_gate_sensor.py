@@ -27,10 +27,12 @@ from agentmesh_dagster.orchestration import gate_sensor
 from agentmesh_dagster.orchestration.cancellation import cancel_run
 from agentmesh_dagster.orchestration.gate_poll import Gatekeeper
 from agentmesh_dagster.orchestration.gate_sensor import GateSensor
+from agentmesh_dagster.orchestration.host import construct_launch
 from agentmesh_dagster.orchestration.notices import courier
+from agentmesh_dagster.orchestration.reconcile import reconcile
 from agentmesh_dagster.orchestration.reloading import reloader
 from agentmesh_dagster.orchestration.sensors import build_run_status_sensors
-from agentmesh_dagster.records import Run, RunStatus, WaitStatus
+from agentmesh_dagster.records import Run, RunSource, RunStatus, WaitStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 
 THREADS = "sensors: {use_threads: true, num_workers: 4}\n"
@@ -45,6 +47,33 @@ nodes:
 edges:
   - {source: start, target: pause}
   - {source: pause, target: end}
+"""
+
+
+BROKEN = """\
+kind: workflow
+slug: gated
+nodes:
+  - {{id: start, type: start}}
+  - {{id: review, type: human, config: {{title: One}}}}
+  - {{id: break, type: transform, config: {{output: "{{{{ 1 / steps.review.output.data.by }}}}"}}}}
+  - {{id: end, type: end}}
+edges:
+  - {{source: start, target: review}}
+  - {{source: review, target: break, source_handle: approved}}
+  - {{source: break, target: end}}
+"""
+
+BROKEN_AT_ONCE = """\
+kind: workflow
+slug: gated
+nodes:
+  - {{id: start, type: start}}
+  - {{id: break, type: transform, config: {{output: "{{{{ 1 / 0 }}}}"}}}}
+  - {{id: end, type: end}}
+edges:
+  - {{source: start, target: break}}
+  - {{source: break, target: end}}
 """
 
 
@@ -184,6 +213,73 @@ class TestContinuation:
         assert sorted(jobs) == ["gated", "paused"]
         assert project.store.runs.get(paused.id).status is RunStatus.WAITING
 
+    def test_a_copy_of_a_continuation_is_whose_who_asks_for_it_and_is_retried_as_its_run(
+        self, sqlite_url: str, tmp_path: Path
+    ):
+        with gate_project(sqlite_url, tmp_path / "home", "run_retries: {enabled: true}\n") as project:
+            project.publish(text=BROKEN)
+            location = project.load()
+            run = project.waiting(location, tags={"dagster/max_retries": "2", "user": "ann"})
+            project.decide(run)
+            (request,) = project.tick(location).requests
+            project.run_request(location, request)
+            # As the daemon tags it, and 'Re-execute all' copies it.
+            copied = {**request.tags, "dagster/sensor_name": "agentmesh_gates_2"}
+            project.publish(text=BROKEN_AT_ONCE)
+            location = project.load()
+
+            copy = project.run(location, tags=copied)
+
+            assert copy.id != run.id
+            assert (copy.status, copy.triggered_by, copy.retries_left) == (RunStatus.FAILED, "ann", 2)
+            assert copy.source is RunSource.CLI
+            # Dagster reads the 0 of the continuation, and leaves it.
+            reconcile(project.store, project.instance, "default")
+            [retry] = [
+                request
+                for request in project.tick(location).requests
+                if request.tags["agentmesh/run_id"] == copy.id
+            ]
+            retried = project.run_request(location, retry)
+            assert (retried.id, retried.retries_left) == (copy.id, 1)
+
+    @pytest.mark.parametrize(
+        ("tags", "triggered_by", "source", "max_retries"),
+        [
+            ({"dagster/sensor_name": "agentmesh_gates", "user": "ann"}, "ann", RunSource.CLI, 0),
+            ({"dagster/sensor_name": "agentmesh_gates_3"}, "", RunSource.CLI, 0),
+            ({"dagster/sensor_name": "mails", "user": "ann"}, "mails", RunSource.TRIGGER, 0),
+            ({"dagster/max_retries": "0", "agentmesh/max_retries": "3"}, "", RunSource.CLI, 3),
+            # The person who asks for the copy has said something else.
+            ({"dagster/max_retries": "5", "agentmesh/max_retries": "3"}, "", RunSource.CLI, 5),
+            ({"dagster/max_retries": "0"}, "", RunSource.CLI, 0),
+        ],
+    )
+    def test_what_a_copy_of_a_continuation_says_of_itself(
+        self,
+        project: GateProject,
+        tags: dict[str, str],
+        triggered_by: str,
+        source: RunSource,
+        max_retries: int,
+    ):
+        project.publish()
+        made = project.instance.create_run_for_job(project.load().get_job("gated"), tags=tags)
+        launch = construct_launch(made, frozenset(), project.instance)
+        assert (launch.triggered_by, launch.source, launch.max_retries) == (triggered_by, source, max_retries)
+
+    def test_the_instances_retries_are_those_of_a_copy_too(self, sqlite_url: str, tmp_path: Path):
+        settings = "run_retries: {enabled: true, max_retries: 4}\n"
+        with gate_project(sqlite_url, tmp_path / "home", settings) as project:
+            project.publish()
+            location = project.load()
+            run = project.waiting(location)
+            project.decide(run)
+            (request,) = project.tick(location).requests
+            copy = project.instance.create_run_for_job(location.get_job("gated"), tags=dict(request.tags))
+            assert run.retries_left == 4
+            assert construct_launch(copy, frozenset(), project.instance).max_retries == 4
+
     def test_a_failed_continuation_is_retried_as_often_as_the_run_may_be(self, project: GateProject):
         text = """\
         kind: workflow
@@ -213,6 +309,32 @@ class TestContinuation:
             assert (run.status, run.retries_left) == (RunStatus.FAILED, left)
         assert project.tick(location).requests == []
         assert len(run.dagster_run_ids) == 4
+
+    @pytest.mark.parametrize(
+        ("decision", "tags", "is_retried"),
+        [
+            ("approved", {}, True),
+            ("approved", {"dagster/retry_on_asset_or_op_failure": "false"}, False),
+            # The answer is the same however often it is heard.
+            ("rejected", {}, False),
+        ],
+    )
+    def test_what_a_retry_cannot_mend_is_not_retried_and_leaves_the_poll(
+        self, project: GateProject, decision: str, tags: dict[str, str], is_retried: bool
+    ):
+        project.publish(text=BROKEN)
+        location = project.load()
+        run = project.waiting(location, tags={"dagster/max_retries": "2", **tags})
+        project.decide(run, decision)
+        (request,) = project.tick(location).requests
+        run = project.run_request(location, request)
+        assert run.status is RunStatus.FAILED
+        assert (run.error["code"] == "rejected") == (decision == "rejected")
+
+        assert len(project.tick(location).requests) == is_retried
+
+        assert project.store.runs.get(run.id).retries_left == (2 if is_retried else 0)
+        assert project.store.claims.poll("default", project.clock.now()).ready == ()
 
 
 class TestHeldBack:
@@ -277,6 +399,48 @@ class TestHeldBack:
         told = project.instance.get_run_by_id(run.id)
         assert told is not None
         assert told.status is dg.DagsterRunStatus.SUCCESS
+
+    def test_what_is_claimed_is_requested_although_dagsters_storage_fails_in_the_middle(
+        self, project: GateProject, monkeypatch: pytest.MonkeyPatch
+    ):
+        project.publish()
+        location = project.load()
+        first, second = project.waiting(location), project.waiting(location)
+        project.decide(first)
+        project.decide(second)
+        get = project.instance.get_run_by_id
+
+        def first_only(run_id: str) -> Any:
+            if run_id == second.id:
+                raise OSError("Dagster's database is gone")
+            return get(run_id)
+
+        monkeypatch.setattr(project.instance, "get_run_by_id", first_only)
+        (request,) = project.tick(location).requests
+        assert request.tags["agentmesh/run_id"] == first.id
+        with pytest.raises(Exception, match="database is gone"):
+            project.tick(location)
+
+    def test_what_lasts_ends_one_tick_early_and_no_other(
+        self, threaded: GateProject, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(gate_sensor, "_UNTOLD_S", 0.0)
+        threaded.publish()
+        location = threaded.load(poll_s=0.01, hold_s=40.0)
+        lost, other = threaded.waiting(location), threaded.waiting(location)
+        threaded.decide(lost)
+        threaded.instance.delete_run(lost.id)
+        assert f"run {lost.id}: its first Dagster run is not in" in threaded.tick(location).skipped
+        looked: list[int] = []
+        look = Gatekeeper.look
+        monkeypatch.setattr(Gatekeeper, "look", lambda *args: (looked.append(1), look(*args))[1])
+
+        with background(lambda: threaded.tick(location)) as (_, answer):
+            wait_for(lambda: len(looked) > 5)
+            threaded.decide(other)
+
+        (tick,) = answer
+        assert [request.tags["agentmesh/run_id"] for request in tick.requests] == [other.id]
 
     def test_what_is_claimed_is_requested_although_the_next_look_fails(
         self, project: GateProject, monkeypatch: pytest.MonkeyPatch

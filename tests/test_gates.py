@@ -7,6 +7,8 @@ import itertools
 import pytest
 from workflow_functions import notes
 
+from agentmesh_dagster.errors import DefinitionError
+from agentmesh_dagster.orchestration.host import AgentMesh, build_environment
 from agentmesh_dagster.records import RunStatus, StepStatus, WaitKind, WaitStatus
 from agentmesh_dagster.testing import Answer, run_workflow
 
@@ -389,3 +391,19 @@ class TestToolApproval:
     def test_timeout(self):
         result = tool_run(answers=lambda _: Answer(decision="timeout"), approval={"timeout": "1h"})
         assert result.run.error["code"] == "gate-timeout"
+
+
+class TestProjectNotifiers:
+    @pytest.mark.parametrize(
+        ("config", "code"),
+        [
+            ({"type": "nonsense"}, "notify-invalid"),
+            ({"type": "webhook", "url": "https://x.example", "secret": "CLEAR"}, "secret-literal"),
+        ],
+    )
+    def test_wrong_ones_are_refused_before_a_gate_opens(self, tmp_path, config, code):
+        agentmesh = AgentMesh(database_url=f"sqlite:///{tmp_path}/agentmesh.db", notify=(config,))
+        with pytest.raises(DefinitionError) as refused:
+            build_environment(agentmesh)
+        assert refused.value.code == code
+        assert "CLEAR" not in str(refused.value)

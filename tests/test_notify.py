@@ -204,7 +204,8 @@ def test_how_to_decide_names_commands_job_and_form() -> None:
     assert lines == (
         "agentmesh --project sales approvals approve 1a2b3c4d --data JSON",
         "agentmesh --project sales approvals reject 1a2b3c4d --comment TEXT",
-        "in Dagster: launch the job agentmesh_decide with approval '1a2b3c4d' and decision 'approved' or 'rejected'",
+        "in Dagster: launch the job agentmesh_decide with your name as `by`, approval '1a2b3c4d' and decision "
+        "'approved' or 'rejected'",
         'the data has amount (number, required), why (one of ["old", "bad"], default "old")',
     )
 
@@ -212,7 +213,7 @@ def test_how_to_decide_names_commands_job_and_form() -> None:
 def test_how_to_decide_between_options() -> None:
     one = how_to_decide(a_wait(options=("pay all", "half")))
     assert one[0] == "agentmesh approvals decide 1a2b3c4d 'pay all'"
-    assert one[-1].endswith("with approval '1a2b3c4d' and decision 'pay all' or 'half'")
+    assert one[-1].endswith("approval '1a2b3c4d' and decision 'pay all' or 'half'")
     several = how_to_decide(a_wait(options=("a", "b"), multiple=True))
     assert several[:2] == (
         "agentmesh approvals decide 1a2b3c4d OPTION [OPTION ...]",
@@ -227,7 +228,10 @@ def test_how_to_decide_what_is_no_approval() -> None:
     assert shlex.split(suspended[0]) == [
         *("agentmesh", "runs", "resume", run_id, "--label", hostile, "--data", "JSON"),
     ]
-    assert suspended[1] == "in Dagster: launch the job agentmesh_decide with approval '1a2b3c4d' and data"
+    assert (
+        suspended[1]
+        == "in Dagster: launch the job agentmesh_decide with your name as `by`, approval '1a2b3c4d' and data"
+    )
     event = how_to_decide(a_wait(kind=WaitKind.EVENT, event_name="paid", event_key="A 17"))
     assert event == ("agentmesh events send paid --key 'A 17' --data JSON",)
     assert how_to_decide(a_wait(kind=WaitKind.TIMER)) == ("goes on by itself at 2026-07-01 16:00:00 UTC",)

@@ -285,6 +285,20 @@ class TestLostAnswers:
         asyncio.run(work())
         assert len(clock.slept) == 1
 
+    def test_a_renewal_of_a_lease_that_came_with_the_run_is_tried_once(self, store: Store):
+        unreliable = Unreliable(store)
+        clock = TestClock()
+
+        async def work() -> None:
+            journal = patient(unreliable, clock)
+            await journal.bind_run(a_run(), "run-1", lease_until=at(60))
+            unreliable.fails_before = "renew_lease"
+            with pytest.raises(StoreUnavailable):
+                await journal.renew_lease("run-1", "run-1", now=NOON, until=at(60))
+
+        asyncio.run(work())
+        assert clock.slept == []
+
 
 def test_each_write_passes_its_points_once_and_renewals_pass_none(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import dagster as dg
@@ -11,7 +12,7 @@ import pytest
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.orchestration.reconcile import Correction, is_dagster_run_over, reconcile
-from agentmesh_dagster.records import Run, RunStatus
+from agentmesh_dagster.records import Run, RunStatus, Step, StepStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.store import Store
 
@@ -252,8 +253,14 @@ def test_a_waiting_run_is_left_alone(store: Store, instance: dg.DagsterInstance,
         (RunStatus.WAITING, timedelta(minutes=5), timedelta(minutes=2), False),
         (RunStatus.WAITING, -AGO, timedelta(0), True),
         # Of a run that failed, steps may be at work in other processes, between two of which nobody has the lease.
-        (RunStatus.FAILED, None, timedelta(hours=2), False),
+        (RunStatus.FAILED, None, timedelta(minutes=59), False),
+        (RunStatus.FAILED, None, timedelta(minutes=61), True),
+        (RunStatus.FAILED, timedelta(minutes=5), timedelta(minutes=61), False),
         (RunStatus.FAILED, -AGO, timedelta(0), True),
+        (RunStatus.CANCELED, None, timedelta(minutes=59), False),
+        (RunStatus.CANCELED, None, timedelta(minutes=61), True),
+        (RunStatus.SUCCEEDED, None, timedelta(0), False),
+        (RunStatus.SUCCEEDED, None, timedelta(minutes=2), True),
     ],
 )
 def test_whether_the_last_dagster_run_is_over(
@@ -264,7 +271,8 @@ def test_whether_the_last_dagster_run_is_over(
     since: timedelta,
     is_over: bool,
 ):
-    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, lease_for)
+    long_ago = now() - timedelta(hours=5)
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, lease_for, started_at=long_ago)
     assert store.runs.set_status(run_id, (RunStatus.RUNNING,), written, at=now() - since)
 
     run = store.runs.get(run_id)
@@ -281,7 +289,83 @@ def test_another_project_is_left_alone(store: Store, instance: dg.DagsterInstanc
     assert store.runs.get(run_id).status is RunStatus.RUNNING
 
 
-@pytest.mark.parametrize("status", [RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.WAITING])
+class Later(SystemClock):
+    """The machine's clock, so many seconds ahead."""
+
+    def __init__(self, seconds: float) -> None:
+        self.ahead = timedelta(seconds=seconds)
+
+    def now(self) -> datetime:
+        return super().now() + self.ahead
+
+
+def test_a_failed_run_whose_other_steps_are_at_work_is_left_alone(store: Store, instance: dg.DagsterInstance):
+    long_ago = now() - timedelta(hours=5)
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, None, started_at=long_ago)
+    instance.add_run_tags(run_id, {"agentmesh/project": "default"})
+    store.runs.set_status(run_id, (RunStatus.RUNNING,), RunStatus.FAILED, at=now() - timedelta(hours=2))
+    # The process of another branch has written this, and ended; the next one has not begun.
+    step = Step(
+        run_id=run_id,
+        key="branch",
+        node_id="branch",
+        node_type="code",
+        dagster_run_id=run_id,
+        status=StepStatus.SUCCEEDED,
+    )
+    run_on_loop(store.journal.record(replace(step, started_at=long_ago, finished_at=now())))
+
+    assert reconcile(store, instance, "default", Later(61)) == []
+    assert failures(instance, run_id) == 0
+    (correction,) = reconcile(store, instance, "default", Later(3601))
+    assert (correction.run_id, correction.status) == (run_id, RunStatus.FAILED)
+    assert failures(instance, run_id) == 1
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])
+@pytest.mark.parametrize(
+    ("tags", "is_lost"),
+    [
+        ({}, True),
+        # Copied from the Dagster run that it re-executes.
+        ({"agentmesh/status": "failed", "agentmesh/run_id": "parent"}, True),
+        # Bound in another database, whose project has the same name.
+        ({"agentmesh/status": "failed", "agentmesh/run_id": "itself"}, False),
+        ({"agentmesh/status": "running", "agentmesh/run_id": "first"}, False),
+    ],
+)
+def test_a_worker_that_died_before_it_had_bound_its_run(
+    store: Store,
+    instance: dg.DagsterInstance,
+    tags: dict[str, str],
+    is_lost: bool,
+    status: dg.DagsterRunStatus,
+):
+    dagster_run = instance.create_run_for_job(nothing, tags={"agentmesh/project": "unbound", **tags})
+    run_id = dagster_run.run_id
+    if tags.get("agentmesh/run_id") == "itself":
+        instance.add_run_tags(run_id, {"agentmesh/run_id": run_id})
+    kinds = [dg.DagsterEventType.RUN_START, dg.DagsterEventType.RUN_CANCELING]
+    for kind in kinds[: 1 + (status is dg.DagsterRunStatus.CANCELING)]:
+        event = dg.DagsterEvent(event_type_value=kind.value, job_name="nothing")
+        instance.report_dagster_event(event, run_id)
+
+    assert reconcile(store, instance, "unbound", Later(590)) == []
+    assert reconcile(store, instance, "default", Later(610)) == []
+    found = reconcile(store, instance, "unbound", Later(610))
+
+    ended = RunStatus.FAILED if status is dg.DagsterRunStatus.STARTED else RunStatus.CANCELED
+    assert [(each.run_id, each.status) for each in found] == ([(run_id, ended)] if is_lost else [])
+    told = instance.get_run_by_id(run_id)
+    assert told is not None
+    shown = (
+        dg.DagsterRunStatus.FAILURE if status is dg.DagsterRunStatus.STARTED else dg.DagsterRunStatus.CANCELED
+    )
+    assert told.status is (shown if is_lost else status)
+    instance.delete_run(run_id)
+
+
+@pytest.mark.parametrize("status", [RunStatus.SUCCEEDED, RunStatus.WAITING])
 def test_a_worker_that_died_after_it_gave_its_lease_back(
     store: Store, instance: dg.DagsterInstance, status: RunStatus
 ):
@@ -293,38 +377,35 @@ def test_a_worker_that_died_after_it_gave_its_lease_back(
     store.runs.set_status(run_id, (RunStatus.RUNNING,), status, at=now())
     assert reconcile(store, instance, "default") == []
 
-    class Later(SystemClock):
-        def now(self) -> datetime:
-            return super().now() + timedelta(seconds=61)
-
-    (correction,) = reconcile(store, instance, "default", Later())
+    (correction,) = reconcile(store, instance, "default", Later(61))
     assert (correction.run_id, correction.status) == (run_id, status)
     told = instance.get_run_by_id(run_id)
     assert told is not None
-    expected = dg.DagsterRunStatus.FAILURE if status is RunStatus.FAILED else dg.DagsterRunStatus.SUCCESS
-    assert told.status is expected
-    assert reconcile(store, instance, "default", Later()) == []
+    assert told.status is dg.DagsterRunStatus.SUCCESS
+    assert reconcile(store, instance, "default", Later(61)) == []
 
 
 @pytest.mark.parametrize(
-    ("tags", "adopted"),
+    ("tags", "code", "adopted"),
     [
-        ({"dagster/will_retry": "false"}, True),
-        ({"dagster/will_retry": "true"}, False),
-        ({}, False),
-        ({"dagster/will_retry": "false", "dagster/auto_retry_run_id": "other"}, False),
+        ({"dagster/will_retry": "false"}, "", True),
+        ({"dagster/will_retry": "false"}, "run-output", False),
+        ({"dagster/will_retry": "true"}, "", False),
+        ({}, "", False),
+        ({"dagster/will_retry": "false", "dagster/auto_retry_run_id": "other"}, "", False),
         (
             {
                 "dagster/will_retry": "false",
                 "dagster/failure_reason": "STEP_FAILURE",
                 "dagster/retry_on_asset_or_op_failure": "false",
             },
+            "",
             False,
         ),
     ],
 )
 def test_retries_that_dagster_gave_up_are_taken_over(
-    store: Store, instance: dg.DagsterInstance, tags: dict[str, str], adopted: bool
+    store: Store, instance: dg.DagsterInstance, tags: dict[str, str], code: str, adopted: bool
 ):
     dagster_run = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.FAILURE, tags=tags)
     row = Run(
@@ -339,7 +420,7 @@ def test_retries_that_dagster_gave_up_are_taken_over(
         retries_left=2,
     )
     run_on_loop(store.journal.bind_run(row, row.id))
-    store.runs.set_status(row.id, (RunStatus.RUNNING,), RunStatus.FAILED, at=now())
+    store.runs.set_status(row.id, (RunStatus.RUNNING,), RunStatus.FAILED, at=now(), error={"code": code})
     assert store.claims.poll("default", now()).ready == ()
 
     reconcile(store, instance, "default")

@@ -358,6 +358,10 @@ class TestKilled:
         run = project.run_row(run_id)
         if decision == "fail":
             assert run.error["code"] == "step-unknown"
+            # Whoever retries it is asked again.
+            assert project.retry("sample", run.dagster_run_ids[-1]).success
+            labels = [wait.label for wait in project.store.waits.list("default", run_id=run_id)]
+            assert labels == ["unknown-1", "unknown-1#2"]
         else:
             assert run.status is RunStatus.SUCCEEDED
         if decision == "happened":

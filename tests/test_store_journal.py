@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -304,6 +305,32 @@ def test_a_lease_is_held_by_one_until_it_expires(store: Store, journal: Journal)
     assert renew("one", 16, 40)
     with pytest.raises(NotFound):
         run(journal.renew_lease("no-such-run", "one", now=NOON, until=NOON))
+
+
+def test_a_dagster_run_whose_run_was_taken_over_writes_nothing(store: Store, journal: Journal):
+    mine = a_step(status=StepStatus.RUNNING, dagster_run_id="run-1")
+    run(journal.record(mine))
+    run(journal.bind_run(a_run(), "later"))
+    with pytest.raises(RunRefused, match="'later' has taken over run 'run-1'") as refused:
+        run(journal.record(a_step(dagster_run_id="run-1"), [an_event("late")]))
+    assert refused.value.code == "lease-lost"
+    with pytest.raises(RunRefused) as ended:
+        run(journal.finish_run("run-1", RunStatus.FAILED, at=at(2), dagster_run_id="run-1"))
+    assert ended.value.code == "lease-lost"
+    assert run(journal.steps("run-1")) == {mine.key: mine}
+    assert store.runs.events("run-1") == []
+    assert store.runs.get("run-1").status is RunStatus.RUNNING
+    run(journal.record(a_step(dagster_run_id="later")))
+    assert run(journal.finish_run("run-1", RunStatus.SUCCEEDED, at=at(3), dagster_run_id="later"))
+
+
+def test_a_run_whose_lease_another_holds_is_not_bound_with_it(store: Store, journal: Journal):
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    assert run(journal.renew_lease("run-1", "run-1", now=later, until=later))
+    with pytest.raises(RunRefused) as refused:
+        run(journal.bind_run(a_run(), "second", lease_until=later))
+    assert refused.value.code == "lease-held"
+    assert store.runs.get("run-1").dagster_run_ids == ("run-1",)
 
 
 def test_of_eight_that_want_a_lease_one_gets_it(store: Store, other_store: Store, journal: Journal):

@@ -321,10 +321,12 @@ def test_data_answers_a_suspension(store: Store):
     assert (resumed.status, resumed.closed_by) == (WaitStatus.DECIDED, "decision")
     assert types(store) == ["suspension.refused", "suspension.decided"]
     with pytest.raises(ApprovalError, match="already decided by ann at") as again:
-        store.waits.decide("default", suspended.id, a_vote(data={"amount": 2}))
+        store.waits.decide("default", suspended.id, a_vote(decision=None, data={"amount": 2}))
     assert again.value.code == "already-decided"
     open_wait(store, a_wait("free", id="free-form", kind=WaitKind.SUSPEND))
-    assert store.waits.decide("default", "free-form", a_vote(data=[1, None])).answer["data"] == [1, None]
+    assert store.waits.decide("default", "free-form", a_vote(decision=None, data=[1, None])).answer[
+        "data"
+    ] == [1, None]
 
 
 @pytest.mark.parametrize(
@@ -338,6 +340,7 @@ def test_data_answers_a_suspension(store: Store):
         ("form", {"form_schema": FORM}, {}, None),
         ("stale", {"kind": WaitKind.TOOL, "binding": "new"}, {}, "old"),
         ("gate-closed", {"deadline_at": at(59)}, {}, None),
+        ("bad-decision", {"kind": WaitKind.SUSPEND}, {}, None),
         ("no-approval", {"kind": WaitKind.TIMER, "deadline_at": at(99)}, {}, None),
         ("no-approval", {"kind": WaitKind.EVENT, "event_name": "paid"}, {}, None),
     ],
@@ -487,6 +490,18 @@ def test_an_event_that_comes_first_is_kept_for_the_first_wait_that_it_fits(store
     assert "text" not in json.dumps([event.payload for event in store.runs.events("run-1")])
     open_wait(store, loose := an_event_wait("d"))
     assert stored(store, loose).answer["data"] == "text"
+
+
+def test_a_kept_event_answers_no_wait_that_is_opened_again_after_its_deadline(store: Store, clock: HandClock):
+    late, other = an_event_wait("a", deadline_at=at(10)), an_event_wait("b", deadline_at=at(99))
+    open_wait(store, late, other)
+    run(store.journal.finish_run("run-1", RunStatus.CANCELED, at=at(1)))
+    clock.seconds = 5
+    assert store.waits.send_event("default", "paid", "7", 1).is_kept
+    clock.seconds = 20
+    run(store.journal.bind_run(a_run(), "again"))
+    assert (stored(store, late).status, stored(store, other).status) == (WaitStatus.OPEN, WaitStatus.DECIDED)
+    assert [wait.id for wait in store.waits.settle_due("default", at(20))] == [late.id]
 
 
 def test_an_event_of_the_same_id_is_delivered_once(store: Store, clock: HandClock):

@@ -115,7 +115,7 @@ def _give(cli: CliContext, run: Run, answer: Answer) -> Wait:
 def _settle_due(cli: CliContext) -> None:
     """What a daemon does at each poll: timers and deadlines whose moment has come."""
     waits, now = cli.store().waits, SystemClock().now()
-    while len(waits.settle_due(cli.project, now, limit=_BATCH)) == _BATCH:
+    while len(waits.settle_due(cli.project, now, limit=_BATCH)) >= _BATCH:
         pass
 
 

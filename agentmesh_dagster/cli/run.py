@@ -213,7 +213,7 @@ def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *,
         if claim is None:
             raise RunRefused(
                 f"somebody else continues run {run.id!r} already; `agentmesh runs show {run.id[:8]}` shows how it "
-                "stands",
+                "stands. A claim whose run never begins is given back after a minute",
                 code="run-claimed",
             )
         progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))

@@ -127,7 +127,7 @@ def waiting_metadata(waits: Sequence[Wait]) -> dict[str, Any]:
     for number, wait in enumerate(waits, 1):
         before = f"{number}. " if len(waits) > 1 else ""
         facts: dict[str, Any] = {
-            "waits for": wait.title or wait.kind.value,
+            "waits for": (wait.title or wait.kind.value)[:SHORT_CHARS],
             "question": dg.MetadataValue.md(wait.body[:PREVIEW_CHARS]) if wait.body else None,
             "data": None if wait.data is None else preview(wait.data),
             "who may decide": ", ".join(wait.assignees) if wait.kind.is_approval and wait.assignees else None,

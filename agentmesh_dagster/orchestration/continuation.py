@@ -14,19 +14,19 @@ import dagster as dg
 from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import METADATA_PUBLICATION
 from agentmesh_dagster.errors import DefinitionError, RunRefused
+from agentmesh_dagster.faults import fault_point
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.local_run import LocalRun, code_location_file, reconstructable_job
 from agentmesh_dagster.orchestration.location_internals import hand_over
 from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over, reconcile_run
 from agentmesh_dagster.orchestration.run_tags import RESUME_RETRY_TAG, continuation_tags
-from agentmesh_dagster.records import Claim, Json, Publication, Run, RunStatus, WaitStatus
+from agentmesh_dagster.records import Claim, Json, Publication, Run, RunStatus
 
 if TYPE_CHECKING:
     from agentmesh_dagster.orchestration.location_internals import ReconstructableJob
     from agentmesh_dagster.store import Store
 
 _RETRYABLE: Final = (RunStatus.FAILED, RunStatus.CANCELED)
-_MOST_WAITS: Final = 1000
 
 
 def pinned_job(root: Path, publication: Publication) -> ReconstructableJob:
@@ -103,10 +103,7 @@ def check_resumable(store: Store, instance: dg.DagsterInstance, run: Run, clock:
         raise RunRefused(
             f"run {run.id!r} is {run.status.value}: it waits for nothing", code="run-not-waiting"
         )
-    come = store.waits.list(
-        run.project, run_id=run.id, statuses=(WaitStatus.DECIDED, WaitStatus.EXPIRED), limit=_MOST_WAITS
-    )
-    if all(wait.used_at is not None for wait in come):
+    if not store.claims.is_ready(run.id):
         raise RunRefused(
             f"run {run.id!r} is waiting, and nothing that it waits for has come; "
             f"`agentmesh runs show {run.id[:8]}` shows what that is",
@@ -195,6 +192,7 @@ def _execute_here(
     first = instance.get_run_by_id(run.id) or parent
     # All steps, not those that Dagster holds for failed: a killed worker's steps have no end, and what finished costs
     # nothing to replay.
+    fault_point("launch.before")
     result = dg.execute_job(
         job,
         instance=instance,
@@ -202,6 +200,7 @@ def _execute_here(
         raise_on_error=False,
         reexecution_options=dg.ReexecutionOptions(parent_run_id=parent_id),
     )
+    fault_point("launch.after")
     store = agentmesh.store()
     stands = store.runs.get(run.id)
     if result.run_id in stands.dagster_run_ids and not stands.status.is_final:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
 
 APPROVALS: Final = tuple(kind for kind in WaitKind if kind.is_approval)
-KEEP_S: Final = 7 * 24 * 3600
-"""How long an event that nothing waits for is kept, where nobody says."""
 
 
 class ProjectStore(Protocol):
@@ -105,27 +103,9 @@ def decide_approval(
         ApprovalError: The decision is refused, and the refusal recorded; see there for the codes.
     """
     waits = agentmesh.store().waits
-    if decision is not None:
-        _refuse_suspension(agentmesh, approval_id)
     chosen = decision if decision is None or isinstance(decision, str) else list(decision)
     vote = Vote(by=by, decision=chosen, data=data, comment=comment, at=SystemClock().now())
     return waits.decide(agentmesh.project, approval_id, vote, binding=binding)
-
-
-def _refuse_suspension(agentmesh: ProjectStore, wait_id: str) -> None:
-    """Refuses words for a step that waits for data, and that would go on without any."""
-    try:
-        wait = agentmesh.store().waits.get(agentmesh.project, wait_id)
-    except ApprovalError:
-        # The store refuses it as well, and records that.
-        return
-    if wait.kind is WaitKind.SUSPEND:
-        raise ApprovalError(
-            f"{wait.step_key!r} is suspended: there is nothing to decide, it waits for data alone "
-            "(`agentmesh runs resume`)",
-            code="bad-decision",
-            path=wait.step_key,
-        )
 
 
 def resume_suspended(
@@ -181,7 +161,7 @@ def send_event(
     *,
     by: str = "",
     event_id: str | None = None,
-    keep_s: float = KEEP_S,
+    keep_s: float | None = None,
 ) -> Delivery:
     """Sends a named event to all runs of a project that wait for it with this key.
 
@@ -194,13 +174,14 @@ def send_event(
         data: The payload: the node's output.
         by: Who sends it.
         event_id: The sender's own id: an event that is sent twice is delivered once.
-        keep_s: For how many seconds it is kept.
+        keep_s: For how many seconds it is kept; None: as long as the store has it, a week.
 
     Raises:
         StoreError: Too many events are kept already (code `events-full`).
     """
     waits = agentmesh.store().waits
-    return waits.send_event(agentmesh.project, name, key, data, by=by, event_id=event_id, keep_s=keep_s)
+    kept = {} if keep_s is None else {"keep_s": keep_s}
+    return waits.send_event(agentmesh.project, name, key, data, by=by, event_id=event_id, **kept)
 
 
 def issue_lines(error: AgentMeshError) -> list[str]:

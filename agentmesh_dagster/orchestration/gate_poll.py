@@ -12,7 +12,7 @@ import dagster as dg
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.constants import TAG_CLAIM
-from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over
+from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over, may_retry_by_itself
 from agentmesh_dagster.orchestration.run_tags import continuation_tags
 from agentmesh_dagster.records import ReadyRun
 from agentmesh_dagster.specs.names import job_name, pinned_job_name
@@ -123,6 +123,12 @@ class Gatekeeper:
             if not is_dagster_run_over(self.store, self.instance, run, self.clock):
                 look.held_back[ready.run_id] = f"its Dagster run {last.run_id} has not ended yet"
                 return
+            last = self.instance.get_run_by_id(last.run_id) or last
+        if ready.reason == "retry" and not may_retry_by_itself(
+            self.store.runs.get(ready.run_id), last, self.instance
+        ):
+            self.store.runs.give_up_retries(ready.run_id)
+            return
         lost: Sequence[dg.DagsterRun] = ()
         if ready.expired_claim is not None:
             launched = self._launched_by(ready.expired_claim)

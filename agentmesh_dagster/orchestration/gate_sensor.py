@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ import dagster as dg
 
 from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import ENV_DAGSTER_URL, GATE_SENSOR
-from agentmesh_dagster.errors import StoreError
+from agentmesh_dagster.faults import fault_point
 from agentmesh_dagster.orchestration.gate_internals import (
     is_stopping,
     location_name,
@@ -107,14 +107,15 @@ class GateSensor(dg.SensorDefinition):
             clock=self._clock,
         )
         look = Look()
-        with _turns(self.agentmesh).taken(until) as is_mine:
+        turns = _turns(self.agentmesh)
+        with turns.taken(until) as is_mine:
             if not is_mine:
                 return dg.SkipReason("another gate sensor of this code location was looking")
             began = time.monotonic()
             while True:
                 self._look(keeper, look, location_name(context))
                 now = time.monotonic()
-                is_worth_saying = bool(look.held_back) and now > began + _UNTOLD_S
+                is_worth_saying = turns.is_news(look) and now > began + _UNTOLD_S
                 if look.requests or is_worth_saying or is_stopping() or now + self._poll_s >= until:
                     break
                 time.sleep(self._poll_s)
@@ -122,20 +123,24 @@ class GateSensor(dg.SensorDefinition):
                 # What is decided at the same moment goes out with it.
                 time.sleep(min(_BATCH_S, self._poll_s))
                 self._look(keeper, look, location_name(context))
+            turns.was_said(look)
         if not look.requests:
             return dg.SkipReason(_words(look))
+        fault_point("launch.before")
         for run_id, reason in look.held_back.items():
             context.log.info(f"run {run_id} can go on, and is not continued yet: {reason}")
+        fault_point("launch.after")
         return look.requests
 
     def _look(self, keeper: Gatekeeper, look: Look, location: str | None) -> None:
         try:
             keeper.look(look)
-        except StoreError:
+        except Exception:
             if not look.requests:
                 raise
-            # What is claimed already is launched all the same; the next tick says it, if it lasts.
-            _log.warning("a gate sensor could not look again", exc_info=True)
+            # What is claimed already is launched, whatever of AgentMesh or Dagster failed; the next tick says it, if it
+            # lasts.
+            _log.warning("a gate sensor could not look at everything", exc_info=True)
         if look.has_notices:
             courier(self.agentmesh).send()
         if look.missing:
@@ -191,9 +196,20 @@ def with_offered(sensors: Sequence[dg.SensorDefinition], offered: Offered) -> li
 
 @dataclass(frozen=True)
 class _Turns:
-    """Who of this process's gate sensors polls."""
+    """Who of this process's gate sensors polls, and what they have said. Only who has the turn reads and says."""
 
     lock: threading.Lock
+    _said: dict[str, str] = field(default_factory=dict[str, str])
+    """Why runs are held back, as the last tick said."""
+
+    def is_news(self, look: Look) -> bool:
+        """Whether a run is held back for a reason that was not said yet: what lasts ends no tick early twice."""
+        return any(self._said.get(run_id) != reason for run_id, reason in look.held_back.items())
+
+    def was_said(self, look: Look) -> None:
+        """Remembers what a tick says."""
+        self._said.clear()
+        self._said.update(look.held_back)
 
     @contextmanager
     def taken(self, until: float) -> Generator[bool]:

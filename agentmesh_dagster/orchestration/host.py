@@ -18,8 +18,9 @@ import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.compiler.ops import op_names
-from agentmesh_dagster.constants import TAG_CLAIM, TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
+from agentmesh_dagster.constants import GATE_SENSOR, TAG_CLAIM, TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
 from agentmesh_dagster.errors import RunRefused, StoreError
+from agentmesh_dagster.orchestration.run_tags import stated_max_retries
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.loop import run_on_loop
@@ -36,10 +37,11 @@ _log = logging.getLogger(__name__)
 
 _TAG_RESUME_RETRY = "dagster/is_resume_retry"
 _TAG_RETRY_NUMBER = "dagster/retry_number"
+_TAG_SENSOR = "dagster/sensor_name"
 _SOURCES_BY_TAG = {
     "dagster/backfill": RunSource.BATCH,
     "dagster/schedule_name": RunSource.SCHEDULE,
-    "dagster/sensor_name": RunSource.TRIGGER,
+    _TAG_SENSOR: RunSource.TRIGGER,
     "dagster/from_ui": RunSource.UI,
 }
 
@@ -251,9 +253,11 @@ def build_environment(agentmesh: AgentMesh) -> Environment:
     """
     from agentmesh_dagster.llm.client import ModelRouter
     from agentmesh_dagster.runtime.functions import FunctionRegistry
+    from agentmesh_dagster.runtime.notify.registry import notifier_configs
     from agentmesh_dagster.runtime.patient import BOUND_S, PatientJournal
     from agentmesh_dagster.runtime.secrets import Secrets, load_provider
     from agentmesh_dagster.runtime.tools.http_client import HttpClient
+    from agentmesh_dagster.specs.notify import project_notifiers
 
     if agentmesh.root is not None and str(agentmesh.root) not in sys.path:
         sys.path.append(str(agentmesh.root))
@@ -267,7 +271,7 @@ def build_environment(agentmesh: AgentMesh) -> Environment:
         functions=FunctionRegistry.from_environment(agentmesh.function_modules),
         http=HttpClient(),
         clock=SystemClock(),
-        notify=agentmesh.notify,
+        notify=project_notifiers(agentmesh.notify, notifier_configs()),
         lease_s=agentmesh.lease_s,
     )
 
@@ -281,6 +285,9 @@ def construct_launch(run: dg.DagsterRun, steps: frozenset[str], instance: dg.Dag
         instance: Knows its parents.
     """
     tags: Mapping[str, str] = run.tags
+    if tags.get(_TAG_SENSOR, "").startswith(GATE_SENSOR):
+        # Copied from a continuation: the gate sensor begins no run.
+        tags = {tag: value for tag, value in tags.items() if tag != _TAG_SENSOR}
     source = next((source for tag, source in _SOURCES_BY_TAG.items() if tag in tags), None)
     if source is None:
         # What nobody launched through a webserver or daemon, a command executes: `dagster job execute`.
@@ -292,17 +299,15 @@ def construct_launch(run: dg.DagsterRun, steps: frozenset[str], instance: dg.Dag
         continues=tuple(_continued(run, instance)),
         is_selection=_is_selection(run, steps),
         source=source,
-        triggered_by=tags.get("dagster/schedule_name")
-        or tags.get("dagster/sensor_name")
-        or tags.get("user", ""),
+        triggered_by=tags.get("dagster/schedule_name") or tags.get(_TAG_SENSOR) or tags.get("user", ""),
         claim=tags.get(TAG_CLAIM),
         max_retries=_max_retries(tags, instance),
     )
 
 
 def _max_retries(tags: Mapping[str, str], instance: dg.DagsterInstance) -> int:
-    """How often Dagster would retry the run, by its tag or by the instance's setting."""
-    stated = tags.get("dagster/max_retries")
+    """How often the run may be retried by itself, by its tag or by the instance's setting."""
+    stated = stated_max_retries(tags)
     if stated is None:
         return instance.run_retries_max_retries if instance.run_retries_enabled else 0
     # Dagster warns of a value that is no number, and does not retry.

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from agentmesh_dagster.clock import Clock, SystemClock
-from agentmesh_dagster.constants import TAG_PROJECT, TAG_STATUS
+from agentmesh_dagster.constants import TAG_PROJECT, TAG_RUN_ID, TAG_STATUS
 from agentmesh_dagster.errors import NodeError, NotFound
-from agentmesh_dagster.records import Event, Lease, Run, RunStatus
+from agentmesh_dagster.records import Event, Json, Lease, Run, RunStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 
 if TYPE_CHECKING:
@@ -31,16 +31,33 @@ _ENDS = {
     dg.DagsterRunStatus.CANCELED: RunStatus.CANCELED,
 }
 _AT_WORK = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+_NEVER_BEGAN: Final = "The worker of this run was killed before it had begun."
 _LOST: Final = "The worker of this run has not been heard of since its lease ran out; it was probably killed."
 _REPORTING_S: Final = 60.0
 """How long a reconciler has for reporting a lost run, before another one may."""
 _ENDING_S: Final = 60.0
 """How long a worker that has given its lease back may take until Dagster has heard of its end."""
+_STARTING_S: Final = 600.0
+"""How long a Dagster run may take from its start until it has bound its run."""
 _WILL_RETRY: Final = "dagster/will_retry"
 _AUTO_RETRY: Final = "dagster/auto_retry_run_id"
 _FAILURE_REASON: Final = "dagster/failure_reason"
 _SILENCE_S: Final = 3600.0
-"""How long a run without a lease must have written nothing before it is given up, where Dagster cannot be asked."""
+"""How long a run without a lease must have written nothing before it is given up, where Dagster cannot say more."""
+_ANSWERS: Final = frozenset(
+    {
+        "approval-refused",
+        "event-timeout",
+        "gate-timeout",
+        "no-end",
+        "rejected",
+        "run-input",
+        "run-output",
+        "step-unknown",
+        "suspend-timeout",
+    }
+)
+"""Codes of errors that are an answer: of people, of the clock, or of the definition. A retry would hear the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +94,39 @@ def reconcile(
 def _left_behind(
     store: Store, instance: dg.DagsterInstance, project: str, clock: Clock
 ) -> Generator[Correction]:
-    """Dagster runs at work whose run stands still: the worker died between giving its lease back and its end."""
-    at_work = instance.get_runs(dg.RunsFilter(statuses=list(_AT_WORK), tags={TAG_PROJECT: project}))
-    for dagster_run in at_work:
-        run = find_run(store, dagster_run.run_id)
-        if run is None or run.status in (RunStatus.PENDING, RunStatus.RUNNING):
-            continue
-        since = run.suspended_at if run.status is RunStatus.WAITING else run.finished_at
-        is_last = run.dagster_run_ids[-1] == dagster_run.run_id
-        if is_last and since is not None and since + timedelta(seconds=_ENDING_S) <= clock.now():
-            correction = _tell_dagster_the_end(store, instance, run, clock)
-            if correction is not None:
-                yield correction
+    """Dagster runs at work whose worker died when it had no lease any more, or none yet."""
+    at_work = instance.get_run_records(dg.RunsFilter(statuses=list(_AT_WORK), tags={TAG_PROJECT: project}))
+    for record in at_work:
+        run = find_run(store, record.dagster_run.run_id)
+        correction = None
+        if run is None:
+            correction = _end_unbound(instance, record, clock)
+        elif (
+            run.status not in (RunStatus.PENDING, RunStatus.RUNNING)
+            and run.dagster_run_ids[-1] == record.dagster_run.run_id
+        ):
+            correction = _tell_if_left(store, instance, run, clock)
+        if correction is not None:
+            yield correction
+
+
+def _end_unbound(instance: dg.DagsterInstance, record: dg.RunRecord, clock: Clock) -> Correction | None:
+    """Reports a Dagster run that started long ago and has bound no run."""
+    dagster_run = record.dagster_run
+    started = record.start_time or record.update_timestamp.timestamp()
+    if started + _STARTING_S > clock.now().timestamp():
+        return None
+    tags = dagster_run.tags
+    if tags.get(TAG_RUN_ID) == dagster_run.run_id or tags.get(TAG_STATUS) == RunStatus.RUNNING.value:
+        # It says itself that it has bound one: in another database, whose project is called the same.
+        return None
+    if dagster_run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(dagster_run, _NEVER_BEGAN)
+        status = RunStatus.CANCELED
+    else:
+        instance.report_run_failed(dagster_run, _NEVER_BEGAN)
+        status = RunStatus.FAILED
+    return Correction(run_id=dagster_run.run_id, status=status, reason="its worker died before it had begun")
 
 
 def _adopt_retries(store: Store, instance: dg.DagsterInstance, project: str, clock: Clock) -> None:
@@ -101,9 +139,22 @@ def _adopt_retries(store: Store, instance: dg.DagsterInstance, project: str, clo
         last = instance.get_run_by_id(run.dagster_run_ids[-1])
         if last is None or last.tags.get(_WILL_RETRY) != "false" or _AUTO_RETRY in last.tags:
             continue
-        if last.tags.get(_FAILURE_REASON) == "STEP_FAILURE" and not _retries_steps(last, instance):
-            continue
-        store.runs.adopt_retries(run.id)
+        if may_retry_by_itself(run, last, instance):
+            store.runs.adopt_retries(run.id)
+
+
+def may_retry_by_itself(run: Run, last: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+    """Whether a failed run may be retried without anybody asking for it, by what it failed with.
+
+    Args:
+        run: The run.
+        last: Its last Dagster run.
+        instance: Has the setting that counts where the Dagster run has no tag for it.
+    """
+    error: dict[str, Json] = run.error or {}
+    if error.get("code") in _ANSWERS:
+        return False
+    return last.tags.get(_FAILURE_REASON) != "STEP_FAILURE" or _retries_steps(last, instance)
 
 
 def _retries_steps(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
@@ -191,14 +242,29 @@ def is_dagster_run_over(store: Store, instance: dg.DagsterInstance, run: Run, cl
     dagster_run = instance.get_run_by_id(run.dagster_run_ids[-1]) if run.dagster_run_ids else None
     if dagster_run is None or dagster_run.is_finished:
         return True
-    if store.runs.lease(run.id) is None:
-        # A run that failed may have steps at work in other processes, each with the lease in turn; one that waits has
-        # none any more.
-        since = run.suspended_at if run.status is RunStatus.WAITING else None
-        if since is None or since + timedelta(seconds=_ENDING_S) > clock.now():
-            return False
-    # With a lease that is held, nothing is told, and it is not over.
-    return _tell_dagster_the_end(store, instance, run, clock) is not None
+    return _tell_if_left(store, instance, run, clock) is not None
+
+
+def _tell_if_left(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock) -> Correction | None:
+    """Reports a run that stands still, once its worker must be gone."""
+    if store.runs.lease(run.id) is None and not _is_left(store, run, clock.now()):
+        return None
+    # With a lease that is held, nothing is told.
+    return _tell_dagster_the_end(store, instance, run, clock)
+
+
+def _is_left(store: Store, run: Run, now: datetime) -> bool:
+    """Whether nobody can be at work on a run that stands still and on which nobody has the lease.
+
+    One that failed or was canceled may have steps at work in other processes, each with the lease in turn; one that
+    waits or succeeded has none any more.
+    """
+    since = run.suspended_at if run.status is RunStatus.WAITING else run.finished_at
+    if since is None:
+        return False
+    if run.status in (RunStatus.WAITING, RunStatus.SUCCEEDED):
+        return since + timedelta(seconds=_ENDING_S) <= now
+    return _has_been_silent(store, run, now)
 
 
 def _tell_dagster_the_end(
@@ -261,7 +327,12 @@ def _is_silent(store: Store, run: Run, lease: Lease | None, now: datetime) -> bo
     """Whether nobody can be at work on a run that this Dagster instance does not know."""
     if lease is not None:
         return lease.expires_at <= now
-    moments = [run.queued_at, run.started_at, run.resumed_at]
+    return _has_been_silent(store, run, now)
+
+
+def _has_been_silent(store: Store, run: Run, now: datetime) -> bool:
+    """Whether nothing of a run was written for long."""
+    moments = [run.queued_at, run.started_at, run.resumed_at, run.finished_at]
     for step in store.runs.steps(run.id):
         moments += [step.queued_at, step.started_at, step.finished_at]
     heard_of = [moment for moment in moments if moment is not None]

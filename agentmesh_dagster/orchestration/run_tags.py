@@ -14,6 +14,9 @@ RESUME_RETRY_TAG: Final = "dagster/is_resume_retry"
 _PARENT_TAG: Final = "dagster/parent_run_id"
 _ROOT_TAG: Final = "dagster/root_run_id"
 _MAX_RETRIES_TAG: Final = "dagster/max_retries"
+_OWN_MAX_RETRIES_TAG: Final = "agentmesh/max_retries"
+"""What the first Dagster run of a run has as `dagster/max_retries`, on those that Dagster itself must not retry; empty
+where it has no such tag. A re-execution copies both."""
 # What belongs to one Dagster run alone, and is not handed on to the next of the same run.
 _OWN_TAGS: Final = frozenset(
     {
@@ -49,6 +52,23 @@ def continuation_tags(
     tags: Mapping[str, str] = last.tags
     own = {_PARENT_TAG: last.run_id, _ROOT_TAG: first.root_run_id or first.run_id}
     if claim is not None:
-        own |= {TAG_CLAIM: claim.id, TAG_RUN_ID: claim.run_id, _MAX_RETRIES_TAG: "0"}
+        own |= {
+            TAG_CLAIM: claim.id,
+            TAG_RUN_ID: claim.run_id,
+            _MAX_RETRIES_TAG: "0",
+            _OWN_MAX_RETRIES_TAG: stated_max_retries(first.tags) or "",
+        }
     kept = {tag: value for tag, value in tags.items() if tag not in _OWN_TAGS and not tag.startswith(_HIDDEN)}
     return {**kept, **own}
+
+
+def stated_max_retries(tags: Mapping[str, str]) -> str | None:
+    """How often a run may be retried by itself, as a Dagster run's tags say it; None: as the instance has it.
+
+    Args:
+        tags: Of a Dagster run, or copied from another one's: the 0 of a continuation is not its run's.
+    """
+    stated = tags.get(_MAX_RETRIES_TAG)
+    if stated == "0" and _OWN_MAX_RETRIES_TAG in tags:
+        return tags[_OWN_MAX_RETRIES_TAG] or None
+    return stated

@@ -108,7 +108,7 @@ def _approval_lines(wait: Wait, command: str) -> tuple[str, ...]:
 
 
 def _job(wait: Wait) -> str:
-    return f"in Dagster: launch the job {DECIDE_JOB} with approval {short_id(wait)!r}"
+    return f"in Dagster: launch the job {DECIDE_JOB} with your name as `by`, approval {short_id(wait)!r}"
 
 
 def _takes_data(wait: Wait, option: str) -> bool:

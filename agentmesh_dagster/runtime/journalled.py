@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from agentmesh_dagster.errors import ReplayedFailure, ReplayError, RunRefused, StoreError
+from agentmesh_dagster.errors import ReplayError, RunRefused, StoreError
 from agentmesh_dagster.faults import fault_point
 from agentmesh_dagster.records import Event, Json, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.unknown import settle_cut_off
@@ -101,7 +101,6 @@ async def journalled_step(
     Raises:
         ReplayError: The finished row answers something else (code `fingerprint`).
         NodeError: The step was cut off and must not be repeated (code `step-unknown`).
-        ReplayedFailure: The node failed in an earlier Dagster run, and this one does not retry it.
         Suspended: A step inside a node waits.
         Exception: What `call` raised, after the row says `failed`.
     """
@@ -117,12 +116,11 @@ async def journalled_step(
             )
         return known, True
     is_node = ask.kind == "node"
-    if is_node and known is not None and known.status is StepStatus.FAILED and session.continues_gate:
-        raise ReplayedFailure(known.error)
     clock = session.environment.clock
     now = clock.now()
     has_waited = known is not None and known.status is StepStatus.WAITING
-    used = await session.unused_waits(ask.key) if is_node and has_waited else ()
+    # Whatever became of the node before: an answer that nobody takes up asks for a continuation for ever.
+    used = await session.unused_waits(ask.key) if is_node and known is not None else ()
     row = Step(
         run_id=session.run.id,
         key=ask.key,
@@ -148,7 +146,8 @@ async def journalled_step(
     started, completed, failed = _EVENTS.get(ask.kind, _NODE_EVENTS)
     first = session.event(started, ask.key, {"attempt": row.attempt, "node_type": ask.node_type})
     if ask.announce and settled is None:
-        await session.record(row, [first], used=[wait.id for wait in used])
+        await session.record(row, [first], used=used)
+        used = ()
         waiting: list[Event] = []
     else:
         waiting = [first]
@@ -192,6 +191,7 @@ async def journalled_step(
             row,
             waiting,
             opened=[wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None],
+            used=used,
             superseded=suspended.superseded,
         )
         return row, False
@@ -206,7 +206,7 @@ async def journalled_step(
     except Exception as error:
         problem = session.error_json(error)
         row = ended(StepStatus.FAILED, StepAnswer(error=problem))
-        await session.record(row, [*waiting, session.event(failed, ask.key, {"error": problem})])
+        await session.record(row, [*waiting, session.event(failed, ask.key, {"error": problem})], used=used)
         raise
     row = ended(answer.status, answer)
     last = {StepStatus.SUCCEEDED: completed, StepStatus.SKIPPED: "step.skipped"}.get(row.status, failed)
@@ -220,7 +220,11 @@ async def journalled_step(
             "output_tokens": row.output_tokens,
             "cost_usd": row.cost_usd,
         }
-    await session.record(row, [*waiting, session.event(last, ask.key, payload)])
+    # A node that is finished never runs again: with its row, all that it waited for is taken up or called off.
+    left = session.unsettled_waits(ask.key) if is_node and row.is_finished else ()
+    await session.record(
+        row, [*waiting, session.event(last, ask.key, payload)], used=[*used, *left], superseded=left
+    )
     return row, False
 
 

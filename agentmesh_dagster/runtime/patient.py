@@ -75,10 +75,13 @@ class PatientJournal:
         claim: str | None = None,
         lease_until: datetime | None = None,
     ) -> Run:
-        return await self._write(
+        bound = await self._write(
             "bind_run",
             lambda: self._journal.bind_run(run, dagster_run_id, events, claim=claim, lease_until=lease_until),
         )
+        if lease_until is not None:
+            self._leases.add((run.id, dagster_run_id))
+        return bound
 
     async def claim(self, claim_id: str) -> Claim | None:
         return await self._patiently("claim", lambda: self._journal.claim(claim_id))
@@ -121,6 +124,7 @@ class PatientJournal:
         output: Json = None,
         error: Json = None,
         events: Sequence[Event] = (),
+        dagster_run_id: str | None = None,
     ) -> bool:
         """Moves a run that is not final to `status`.
 
@@ -133,7 +137,13 @@ class PatientJournal:
             nonlocal failures
             try:
                 moved = await self._journal.finish_run(
-                    run_id, status, at=at, output=output, error=error, events=events
+                    run_id,
+                    status,
+                    at=at,
+                    output=output,
+                    error=error,
+                    events=events,
+                    dagster_run_id=dagster_run_id,
                 )
             except StoreError:
                 failures += 1

@@ -50,7 +50,8 @@ class Journal(Protocol):
 
         Raises:
             RunRefused: The claim is bound to another Dagster run, or was given back meanwhile (code `claim-lost`), or
-                the run is neither waiting nor failed nor canceled (code `claim-lost` too).
+                the run is neither waiting nor failed nor canceled (code `claim-lost` too); or the lease is wanted and
+                another Dagster run's is live (`lease-held`). Nothing is written then.
         """
         ...
 
@@ -89,14 +90,15 @@ class Journal(Protocol):
         """Inserts or replaces the row of a step, with the events that speak of it, in one transaction.
 
         In it too: `opened` waits are added, each once (by run, step key and label), with their notices; an event that
-        was kept for one answers it at once. The waits whose ids are `used` get `used_at`, where they have none; those
-        `superseded` are canceled, where they are open.
+        was kept for one answers it at once. The waits whose ids are `used` get `used_at`, where they are closed and
+        have none; those `superseded` are canceled, where they are open. The same id may be in both.
 
         A row that becomes finished adds its tokens and cost to the run's totals, once; a `node` row that succeeded or
         failed adds one to `steps_executed`. A finished row is never replaced.
 
         Raises:
             ReplayError: The stored row is finished and differs (code `step-finished`).
+            RunRefused: The step is of a Dagster run, and a later one is bound to the run (code `lease-lost`).
         """
         ...
 
@@ -113,11 +115,24 @@ class Journal(Protocol):
         output: Json = None,
         error: Json = None,
         events: Sequence[Event] = (),
+        dagster_run_id: str | None = None,
     ) -> bool:
         """Moves a run that is not final to `status`, by compare-and-set, with its events.
 
+        Args:
+            run_id: The run.
+            status: Where it goes.
+            at: When.
+            output: Stored with a final status.
+            error: Stored with a final status.
+            events: Of this change.
+            dagster_run_id: The Dagster run that says so; None: not asked.
+
         Returns:
             Whether this call moved it; False where the run was final already (nothing is written then).
+
+        Raises:
+            RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
         """
         ...
 

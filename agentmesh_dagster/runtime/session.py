@@ -90,8 +90,6 @@ class RunSession:
         self.pinned = pinned
         self.dagster_run_id = dagster_run_id
         self.scope = Scope.of(pinned.workflow)
-        self.continues_gate = False
-        """Whether it goes on because something came that was waited for: then what has failed is not run again."""
         self._rows: dict[str, Step] = {}
         self._waits: dict[tuple[str, str], Wait] = {}
         self._lease: asyncio.Task[None] | None = None
@@ -117,16 +115,22 @@ class RunSession:
         """The waits of a node and of the steps in it, as they stood when it began."""
         return tuple(wait for wait in self._waits.values() if wait.node_id == node_key)
 
-    async def unused_waits(self, node_key: str) -> tuple[Wait, ...]:
-        """Reads a node's waits again, and gives those that are closed and that no Dagster run has taken up."""
-        mine = self.waits_of(node_key)
-        for step_key in {wait.step_key for wait in mine}:
-            self._remember(await self.environment.journal.waits(self.run.id, step_key))
-        return tuple(
-            wait
-            for wait in self.waits_of(node_key)
-            if wait.status is not WaitStatus.OPEN and wait.used_at is None
-        )
+    async def unused_waits(self, node_key: str) -> tuple[str, ...]:
+        """Reads a node's waits again, and gives the ids of those closed whose answers no Dagster run has taken up.
+
+        Of a node that is not known to wait for anything nothing is read.
+        """
+        if not self.waits_of(node_key):
+            return ()
+        stored = await self.environment.journal.waits(self.run.id)
+        # Those of other nodes stay as they stood when these began.
+        self._remember([wait for wait in stored if wait.node_id == node_key])
+        closed = (wait for wait in self.waits_of(node_key) if wait.status is not WaitStatus.OPEN)
+        return tuple(wait.id for wait in closed if wait.used_at is None)
+
+    def unsettled_waits(self, node_key: str) -> tuple[str, ...]:
+        """Ids of a node's waits that were not taken up when it began; the journal knows which are open by now."""
+        return tuple(wait.id for wait in self.waits_of(node_key) if wait.used_at is None)
 
     def was_used_before(self, wait: Wait) -> bool:
         """Whether an earlier Dagster run took the answer up: waits are remembered as they stood before this one did."""
@@ -182,7 +186,13 @@ class RunSession:
         """
         if self.is_lease_lost:
             raise self.lost()
-        await self.environment.journal.record(step, events, opened=opened, used=used, superseded=superseded)
+        try:
+            await self.environment.journal.record(
+                step, events, opened=opened, used=used, superseded=superseded
+            )
+        except RunRefused as error:
+            self.is_lease_lost |= error.code == "lease-lost"
+            raise
         self._rows[step.key] = step
         self._remember(opened)
 
@@ -245,9 +255,21 @@ class RunSession:
         if self.is_lease_lost:
             return
         event = self.event(_END_EVENTS[status], None, None if error is None else {"error": error})
-        moved = await self.environment.journal.finish_run(
-            self.run.id, status, at=self.environment.clock.now(), output=output, error=error, events=[event]
-        )
+        try:
+            moved = await self.environment.journal.finish_run(
+                self.run.id,
+                status,
+                at=self.environment.clock.now(),
+                output=output,
+                error=error,
+                events=[event],
+                dagster_run_id=self.dagster_run_id,
+            )
+        except RunRefused as refusal:
+            if refusal.code != "lease-lost":
+                raise
+            self.is_lease_lost = True
+            return
         if moved:
             self.ended = status
 
@@ -342,7 +364,6 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
         )
     # The lease before the binding: of two that race, the loser leaves no trace on the run.
     session = RunSession(environment, run, pinned, launch.dagster_run_id)
-    session.continues_gate = claim is not None and claim.reason != "retry"
     await session.take_lease()
     try:
         if not is_bound:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from agentmesh_dagster.errors import NodeError
-from agentmesh_dagster.records import Json, Step, StepStatus, WaitKind, WaitStatus
-from agentmesh_dagster.runtime.waiting import Suspended, new_wait
+from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitKind
+from agentmesh_dagster.runtime.waiting import closed_wait, new_wait
+from agentmesh_dagster.specs.decisions import FAIL, HAPPENED, REPEAT, UNKNOWN_OPTIONS
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.journalled import StepAsk
     from agentmesh_dagster.runtime.session import RunSession
-
-HAPPENED: Final = "happened"
-REPEAT: Final = "repeat"
-FAIL: Final = "fail"
 
 
 @dataclass(frozen=True)
@@ -52,35 +49,40 @@ async def settle_cut_off(session: RunSession, ask: StepAsk, known: Step) -> Told
     if known.status is not StepStatus.UNKNOWN:
         problem = error.to_json()
         row = replace(known, status=StepStatus.UNKNOWN, error=problem, dagster_run_id=session.dagster_run_id)
-        await session.record(row, [session.event("step.failed", known.key, {"error": problem})])
+        await session.record(row, [session.event("step.unknown", known.key, {"error": problem})])
     if ask.on_unknown == "fail":
         raise error
+
+    def is_spent(wait: Wait) -> bool:
+        # It failed the node in an earlier Dagster run; whoever retries that is asked again.
+        return _decision(wait) == FAIL and session.was_used_before(wait)
+
     # A call that is repeated may be cut off again, which is another question.
-    label = f"unknown-{known.attempt}"
-    wait = session.wait(known.key, label)
-    if wait is None:
-        wait = new_wait(session, WaitKind.UNKNOWN, known.key, ask.node_key, label)
-        wait = replace(
-            wait,
-            title=f"Did {known.key} take effect?",
-            body=(
-                f"The step `{known.key}` was cut off while it ran, and must not happen twice. Look at the other side. "
-                f"`{HAPPENED}`: it took effect (its output goes with the decision); `{REPEAT}`: it did not, call it "
-                f"again; `{FAIL}`: let the node fail."
-            ),
-            data={
-                "input": known.input,
-                "started_at": known.started_at.isoformat() if known.started_at else None,
-            },
-            options=(HAPPENED, REPEAT, FAIL),
-            form_schema={} if ask.answer_schema is None else ask.answer_schema,
-            notify=list(ask.notify) or None,
-        )
-    if wait.status is WaitStatus.OPEN:
-        raise Suspended([wait])
-    decision = wait.answer["decision"] if wait.answer else FAIL
-    if decision == REPEAT:
-        return None
-    if decision == HAPPENED:
-        return Told(wait.answer["data"])
-    raise error
+    question = _question(session, ask, known, f"unknown-{known.attempt}")
+    closed = closed_wait(session, question, is_spent)
+    decision = _decision(closed)
+    if decision == FAIL:
+        raise error
+    return None if decision == REPEAT else Told(closed.answer["data"])
+
+
+def _decision(wait: Wait) -> str:
+    answer: Json = wait.answer
+    return FAIL if answer is None else answer["decision"]
+
+
+def _question(session: RunSession, ask: StepAsk, known: Step, label: str) -> Wait:
+    wait = new_wait(session, WaitKind.UNKNOWN, known.key, ask.node_key, label)
+    return replace(
+        wait,
+        title=f"Did {known.key} take effect?",
+        body=(
+            f"The step `{known.key}` was cut off while it ran, and must not happen twice. Look at the other side. "
+            f"`{HAPPENED}`: it took effect (its output goes with the decision); `{REPEAT}`: it did not, call it "
+            f"again; `{FAIL}`: let the node fail."
+        ),
+        data={"input": known.input, "started_at": known.started_at.isoformat() if known.started_at else None},
+        options=UNKNOWN_OPTIONS,
+        form_schema={} if ask.answer_schema is None else ask.answer_schema,
+        notify=list(ask.notify) or None,
+    )

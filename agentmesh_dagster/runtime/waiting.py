@@ -6,13 +6,14 @@ wait's row, as finished calls are from theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from agentmesh_dagster.errors import NodeError
-from agentmesh_dagster.records import Json, Wait, WaitKind
+from agentmesh_dagster.records import Json, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.approvals import ApprovalPolicy
 
 if TYPE_CHECKING:
@@ -82,6 +83,32 @@ def with_policy(wait: Wait, policy: ApprovalPolicy, notify: Sequence[Json]) -> W
         escalate_to=tuple(policy.escalate_to),
         notify=list(notify) or None,
     )
+
+
+def closed_wait(
+    session: RunSession, wait: Wait, is_spent: Callable[[Wait], bool], superseded: Sequence[str] = ()
+) -> Wait:
+    """The wait under the key and label of `wait`, once it is closed.
+
+    Args:
+        session: The run's.
+        wait: As it is to be opened, where there is none yet.
+        is_spent: Whether a closed one is no answer any more: then it is asked anew, under the label with a number.
+        superseded: Ids of open waits that nobody needs to decide any more.
+
+    Raises:
+        Suspended: It is open.
+    """
+    for generation in itertools.count(1):
+        label = wait.label if generation == 1 else f"{wait.label}#{generation}"
+        known = session.wait(wait.step_key, label)
+        if known is None:
+            raise Suspended([replace(wait, label=label)], superseded)
+        if known.status is WaitStatus.OPEN:
+            raise Suspended([known], superseded)
+        if not is_spent(known):
+            return known
+    raise AssertionError("there is always a next number")
 
 
 def timed_out(wait: Wait) -> NodeError:

@@ -7,7 +7,7 @@ that delivers stands in `runtime.notify`; a plugin brings both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs.base import Duration, SpecModel, Template
+from agentmesh_dagster.specs.expressions import is_template
 
 NOTIFY_NAMES: Final = frozenset(("approval",))
 """What templates in a notifier's config may name, besides `secret('NAME')`."""
@@ -108,3 +109,24 @@ def notify_config(
         raise DefinitionError(
             f"the notifier of type {kind!r} cannot be used: {place}: {first['msg']}", code="notify-invalid"
         ) from None
+
+
+def project_notifiers(
+    raws: Sequence[Json], known: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS
+) -> tuple[Json, ...]:
+    """A project's notifiers, checked: they are stored with every gate, so that no secret may stand in them.
+
+    Raises:
+        DefinitionError: One is no notifier (code `notify-invalid`), or has a secret in clear (`secret-literal`).
+    """
+    for raw in raws:
+        model = notify_config(raw, known)
+        for name in model.secret_fields:
+            value = getattr(model, name, None)
+            if isinstance(value, str) and value and not is_template(value):
+                raise DefinitionError(
+                    f"the notifier of type {model.type!r} has its {name!r} in clear: write "
+                    "\"{{ secret('NAME') }}\", and configure NAME",
+                    code="secret-literal",
+                )
+    return tuple(raws)

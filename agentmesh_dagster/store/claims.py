@@ -142,6 +142,14 @@ class Claims:
             )
         return renewed.rowcount == 1
 
+    def is_ready(self, run_id: str) -> bool:
+        """Whether a run has an answer that no Dagster run has taken up, as `poll` asks it.
+
+        It may be claimed all the same only as it stands: see `claim`.
+        """
+        with self._database.read() as connection:
+            return connection.execute(select(_has_answer(run_id))).scalar_one()
+
     def _claim(self, connection: Connection, run_id: str, reason: str, now: datetime) -> Claim | None:
         statuses = _CONTINUABLE[reason]
         row = (
@@ -157,7 +165,7 @@ class Claims:
             raise NotFound(f"there is no run {run_id!r}", code="no-run")
         conditions: list[ColumnElement[bool]] = [runs.c.status.in_(statuses), _is_free(now)]
         if reason == "gate":
-            conditions.append(_has_answer())
+            conditions.append(_has_answer(run_id))
         if reason == "retry":
             conditions.append(text(RETRIED_RUNS))  # pyright: ignore[reportArgumentType] - a condition in words
         if connection.execute(select(runs.c.id).where(runs.c.id == run_id, *conditions)).first() is None:
@@ -295,8 +303,8 @@ def _is_free(now: datetime) -> ColumnElement[bool]:
     return and_(or_(runs.c.claim_id.is_(None), runs.c.claimed_at <= counts_since), not_(live))
 
 
-def _has_answer() -> ColumnElement[bool]:
-    return exists().where(waits.c.run_id == runs.c.id, text(READY_WAITS))
+def _has_answer(run_id: str) -> ColumnElement[bool]:
+    return exists().where(waits.c.run_id == run_id, text(READY_WAITS))
 
 
 def window_s(misses: int) -> int:

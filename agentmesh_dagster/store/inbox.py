@@ -130,6 +130,8 @@ def send_event(
 def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wait) -> Wait:
     """Answers a wait that was just opened by the oldest event that was kept for it and that fits.
 
+    One whose deadline has passed meanwhile, as that of a wait which is opened again may have, is left to it.
+
     Args:
         connection: In a transaction that has locked the wait's run, and the events.
         database: The connection's database.
@@ -140,6 +142,8 @@ def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wa
         The wait as it stands then.
     """
     now = clock.now()
+    if _has_expired(wait, now):
+        return wait
     query = (
         select(inbox)
         .where(
@@ -211,8 +215,7 @@ def _answer_all(
     completed: list[str] = []
     told: list[Event] = []
     for wait in found:
-        if wait.deadline_at is not None and wait.deadline_at <= sent.at:
-            # It has expired; `settle_due` has only not written it yet.
+        if _has_expired(wait, sent.at):
             continue
         answered, event = _answered(connection, database, clock, wait, sent, sent.at)
         told.append(event)
@@ -220,6 +223,11 @@ def _answer_all(
             completed.append(wait.id)
     insert_events(connection, database, told)
     return tuple(completed)
+
+
+def _has_expired(wait: Wait, now: datetime) -> bool:
+    """Whether the deadline of an open wait has passed; `settle_due` has only not written it yet."""
+    return wait.deadline_at is not None and wait.deadline_at <= now
 
 
 def _answered(

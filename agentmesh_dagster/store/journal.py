@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, delete, select
 
 from agentmesh_dagster.clock import Clock
-from agentmesh_dagster.errors import StoreError
+from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.records import Claim, Event, Json, Lease, Run, RunStatus, Step, Wait
 from agentmesh_dagster.store.claims import load_claim, spend_claim
 from agentmesh_dagster.store.engine import Database
@@ -67,19 +67,20 @@ class StoreJournal:
         or was cut off.
 
         Raises:
-            RunRefused: The Dagster run works on another run (code `dagster-run-bound`), or the claim does not count
-                (`claim-lost`).
+            RunRefused: The Dagster run works on another run (code `dagster-run-bound`), the claim does not count
+                (`claim-lost`), or the lease is another Dagster run's (`lease-held`).
         """
 
         def write(connection: Connection) -> Run:
             bound = bind_run(connection, self._database, self._clock, run, dagster_run_id, events, claim)
             if lease_until is not None:
-                take_lease(
-                    connection,
-                    self._database,
-                    Lease(run_id=run.id, dagster_run_id=dagster_run_id, expires_at=lease_until),
-                    self._clock.now(),
-                )
+                lease = Lease(run_id=run.id, dagster_run_id=dagster_run_id, expires_at=lease_until)
+                if not take_lease(connection, self._database, lease, self._clock.now()):
+                    raise RunRefused(
+                        f"another Dagster run is working on run {run.id!r}; this one ends here, and nothing was done "
+                        "twice",
+                        code="lease-held",
+                    )
             return bound
 
         return await self._writer.submit((run.id,), write)
@@ -143,16 +144,18 @@ class StoreJournal:
         Raises:
             NotFound: The run is not stored (code `no-run`).
             ReplayError: The stored row is finished and differs (code `step-finished`).
+            RunRefused: A later Dagster run than the step's is bound to the run (code `lease-lost`).
         """
 
         def write(connection: Connection) -> None:
             self._step_writer.write_step(connection, step, events)
+            if used:
+                # Before others are closed here: those nobody has answered.
+                use_waits(connection, step.run_id, used, self._clock.now())
             if superseded:
                 supersede_waits(connection, self._database, self._clock, step.run_id, superseded)
             if opened:
                 open_waits(connection, self._database, self._clock, opened)
-            if used:
-                use_waits(connection, step.run_id, used, self._clock.now())
 
         await self._writer.submit({step.run_id, *(wait.run_id for wait in opened)}, write)
 
@@ -180,11 +183,13 @@ class StoreJournal:
         output: Json = None,
         error: Json = None,
         events: Sequence[Event] = (),
+        dagster_run_id: str | None = None,
     ) -> bool:
         """Moves a run that is not final to `status`; `waiting` keeps output and error as they are.
 
         Raises:
             NotFound: The run is not stored (code `no-run`).
+            RunRefused: A later Dagster run than the one that says so is bound to the run (code `lease-lost`).
         """
         return await self._writer.submit(
             (run_id,),
@@ -198,6 +203,7 @@ class StoreJournal:
                 output=output,
                 error=error,
                 records=events,
+                by=dagster_run_id,
             ),
         )
 

@@ -14,7 +14,15 @@ from agentmesh_dagster.records import Claim, Event, Json, Lease, Run, RunStatus,
 from agentmesh_dagster.store.claims import bind_claim, give_back
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.exact import exact_text
-from agentmesh_dagster.store.run_rows import RUN_JSON, insert_events, insert_run, load_runs, restored
+from agentmesh_dagster.store.run_rows import (
+    RUN_JSON,
+    insert_events,
+    insert_run,
+    last_bound,
+    load_runs,
+    require_last,
+    restored,
+)
 from agentmesh_dagster.store.tables import dagster_runs, leases, runs, steps
 from agentmesh_dagster.store.wait_changes import close_waits_of_run, reopen_waits
 
@@ -34,6 +42,7 @@ def move_run(
     output: Json = None,
     error: Json = None,
     records: Sequence[Event] = (),
+    by: str | None = None,
 ) -> bool:
     """Moves a run to a status by compare-and-set, with its events.
 
@@ -51,12 +60,14 @@ def move_run(
         output: Stored with a final status.
         error: Stored with a final status.
         records: Events of this change.
+        by: The Dagster run that moves it; None: not asked.
 
     Returns:
         Whether this call moved it; otherwise nothing was written.
 
     Raises:
         NotFound: The run is not stored.
+        RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
     """
     row = (
         connection.execute(select(runs).where(runs.c.id == run_id).with_for_update(key_share=True))
@@ -65,6 +76,8 @@ def move_run(
     )
     if row is None:
         raise NotFound(f"there is no run {run_id!r}", code="no-run")
+    if by is not None:
+        require_last(run_id, by, connection.execute(select(last_bound(run_id))).scalar())
     if row["status"] not in expected:
         return False
     values: dict[str, Any] = {"status": status.value}

@@ -247,6 +247,15 @@ class Runs:
                 .values(by_claim=True)
             )
 
+    def give_up_retries(self, run_id: str) -> None:
+        """Lets a failed run ask no more to be retried by itself."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(runs)
+                .where(runs.c.id == run_id, runs.c.status == RunStatus.FAILED.value)
+                .values(retries_left=0)
+            )
+
     def lease(self, run_id: str) -> Lease | None:
         """The lease on a run; None where nobody holds or held one since it was last given back."""
         query = select(leases).where(leases.c.run_id == run_id)

@@ -16,7 +16,7 @@ from agentmesh_dagster.records import Event, Json, Step, StepStatus
 from agentmesh_dagster.store.columns import moment_to_text
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.exact import exact_text, to_jsonb_text, to_text
-from agentmesh_dagster.store.run_rows import STEP_JSON, step_record
+from agentmesh_dagster.store.run_rows import STEP_JSON, last_bound, require_last, step_record
 from agentmesh_dagster.store.tables import events, runs, steps
 
 _COUNTED = (StepStatus.SUCCEEDED, StepStatus.FAILED)
@@ -67,7 +67,7 @@ class StepWriter:
             [column.name for column in events.columns if column.name != "seq"],
         )
         self._find = compiled(
-            select(runs.c.id, steps.c.finished, steps.c.counted)
+            select(runs.c.id, steps.c.finished, steps.c.counted, last_bound(bindparam("of_run")))
             .select_from(
                 runs.outerjoin(steps, (steps.c.run_id == runs.c.id) & (steps.c.key == bindparam("step_key")))
             )
@@ -90,6 +90,7 @@ class StepWriter:
         Raises:
             NotFound: The run is not stored (code `no-run`).
             ReplayError: The stored row is finished and differs (code `step-finished`).
+            RunRefused: A later Dagster run than the step's is bound to the run (code `lease-lost`).
         """
         cursor: _Cursor = connection.connection.cursor()
         try:
@@ -99,7 +100,9 @@ class StepWriter:
                 raise NotFound(
                     f"there is no run {step.run_id!r}, so its step {step.key!r} has no place", code="no-run"
                 )
-            _, was_finished, was_counted = found
+            _, was_finished, was_counted, last = found
+            if step.dagster_run_id:
+                require_last(step.run_id, step.dagster_run_id, last)
             if was_finished:
                 _compare(connection, step)
                 return

@@ -64,10 +64,15 @@ def open_waits(connection: Connection, database: Database, clock: Clock, opened:
 
 
 def use_waits(connection: Connection, run_id: str, wait_ids: Sequence[str], now: datetime) -> None:
-    """Says of waits that their answers are taken up, where it was not said before."""
+    """Says of waits that their answers are taken up, where they are closed and it was not said before."""
     connection.execute(
         update(waits)
-        .where(waits.c.run_id == run_id, waits.c.id.in_(wait_ids), waits.c.used_at.is_(None))
+        .where(
+            waits.c.run_id == run_id,
+            waits.c.id.in_(wait_ids),
+            waits.c.status != WaitStatus.OPEN.value,
+            waits.c.used_at.is_(None),
+        )
         .values(used_at=now, ready_at=None)
     )
 

@@ -102,7 +102,7 @@ class Waits:
             return load_votes(connection, wait_id)
 
     def decide(self, project: str, wait_id: str, vote: Vote, *, binding: str | None = None) -> Wait:
-        """Gives a vote on an approval, or the data for a suspension, whose vote's `decision` says nothing.
+        """Gives a vote on an approval, or the data for a suspension, whose vote's `decision` is None.
 
         In one transaction: the vote, the wait where the vote closes it, the gates that it closes with it, the run's
         events and the audit. Of several at once the first valid one that closes wins.
@@ -213,6 +213,14 @@ class Waits:
     def _weigh(self, connection: Connection, wait: Wait, vote: Vote, binding: str | None) -> Verdict:
         if wait.kind is WaitKind.SUSPEND:
             require_open(wait, vote.at)
+            if vote.decision is not None:
+                raise ApprovalError(
+                    f"{wait.step_key!r} is suspended: there is nothing to decide, it waits for data alone "
+                    "(`agentmesh runs resume`)",
+                    code="bad-decision",
+                    path=wait.step_key,
+                    context={"approval": wait.id},
+                )
             data = check_received(wait, vote.data)
             by = _printable(vote.by)
             answer = received_answer(data, by=by, at=vote.at)

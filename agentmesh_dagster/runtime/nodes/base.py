@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from agentmesh_dagster.constants import HANDLE_TIMEOUT
@@ -14,7 +13,7 @@ from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
 from agentmesh_dagster.runtime.session import RunSession
 from agentmesh_dagster.runtime.step_context import StepContext
-from agentmesh_dagster.runtime.waiting import Suspended, new_wait
+from agentmesh_dagster.runtime.waiting import closed_wait, new_wait
 from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.specs.documents import NodeSpec
 from agentmesh_dagster.specs.expressions import render
@@ -193,16 +192,7 @@ class NodeCall:
         Raises:
             Suspended: It is open; the node waits.
         """
-        for generation in itertools.count(1):
-            label = wait.label if generation == 1 else f"{wait.label}#{generation}"
-            known = self.session.wait(wait.step_key, label)
-            if known is None:
-                raise Suspended([replace(wait, label=label)], superseded)
-            if known.status is WaitStatus.OPEN:
-                raise Suspended([known], superseded)
-            if not self._is_spent(known):
-                return known
-        raise AssertionError("unreachable")
+        return closed_wait(self.session, wait, self._is_spent, superseded)
 
     def _is_spent(self, wait: Wait) -> bool:
         if wait.status is WaitStatus.CANCELED:
