@@ -204,8 +204,10 @@ def test_how_to_decide_names_commands_job_and_form() -> None:
     assert lines == (
         "agentmesh --project sales approvals approve 1a2b3c4d --data JSON",
         "agentmesh --project sales approvals reject 1a2b3c4d --comment TEXT",
-        "in Dagster: launch the job agentmesh_decide with your name as `by`, approval '1a2b3c4d' and decision "
-        "'approved' or 'rejected'",
+        (
+            "in Dagster: launch the job agentmesh_decide with your name as `by`, approval '1a2b3c4d' and decision "
+            "'approved' or 'rejected'"
+        ),
         'the data has amount (number, required), why (one of ["old", "bad"], default "old")',
     )
 
