@@ -362,7 +362,7 @@ class Wait:
     status: WaitStatus = WaitStatus.OPEN
     closed_by: str = ""
     """`decision`, `timeout`, `timer`, `event`, `sibling` (another gate's `cancel_siblings`), `run` (canceled or over),
-    or `superseded` (the call that it was asked for has changed)."""
+    or `superseded` (what it was asked for no longer stands)."""
     answer: Json = None
     """Of an approval `{"decision": "approved" | "rejected" | "timeout" | option | [options], "data", "by", "at",
     "comment"}`, with `votes` where several were required; of a timer `{"decision": "elapsed", "at"}`; of a suspension

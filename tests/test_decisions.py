@@ -98,7 +98,7 @@ def test_a_decided_gate_says_by_whom_and_when() -> None:
     [
         ("sibling", "another gate"),
         ("run", "its run is over"),
-        ("superseded", "has changed"),
+        ("superseded", "no longer stands"),
         ("timeout", "time ran out"),
     ],
 )

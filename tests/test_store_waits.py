@@ -142,7 +142,7 @@ def test_an_answer_is_taken_up_once_and_an_outdated_question_closed(store: Store
     assert (stored(store, old).closed_by, stored(store, old).decided_at) == ("superseded", at(90))
     assert stored(store, new).status is WaitStatus.OPEN
     assert types(store)[-1] == "approval.canceled"
-    with pytest.raises(ApprovalError, match="the call that it was asked for has changed") as refused:
+    with pytest.raises(ApprovalError, match="what it was asked for no longer stands") as refused:
         store.waits.decide("default", old.id, a_vote(at=at(95)))
     assert refused.value.code == "gate-closed"
 

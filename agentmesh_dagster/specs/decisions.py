@@ -49,7 +49,7 @@ _MAX_NAME: Final = 200
 _CLOSED: Final = {
     "sibling": "another gate of the run was decided, and closed it",
     "run": "its run is over",
-    "superseded": "the call that it was asked for has changed",
+    "superseded": "what it was asked for no longer stands",
     "timeout": "its time ran out",
     "timer": "its moment has come",
     "event": "its event has come",
