@@ -5,6 +5,7 @@
 #   make PYTHON=python3.12 VENV=.venv312 test
 
 VENV ?= .venv
+PEERS_VENV ?= .venv-peers
 # The first interpreter on the path that fits; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -16,7 +17,7 @@ SETUP := pyproject.toml constraints.txt
 export DAGSTER_DISABLE_TELEMETRY := yes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test soak check format bench clean
+.PHONY: help setup demo dev test soak check format bench bench-peers clean
 
 help:
 	@echo "make demo    publish and run an example workflow (sets up $(VENV) first, like all targets)"
@@ -26,7 +27,8 @@ help:
 	@echo "make check   ruff, format, pyright, import-linter, docs"
 	@echo "make format  mend what ruff can mend"
 	@echo "make bench   measure against hand-written Dagster jobs"
-	@echo "make clean   remove $(VENV), .demo and caches"
+	@echo "make bench-peers  measure beside LangGraph, which is installed into $(PEERS_VENV)"
+	@echo "make clean   remove $(VENV), $(PEERS_VENV), .demo and caches"
 
 # One file says that a folder exists and is complete; a set-up that was cut off starts again.
 $(VENV)/.created:
@@ -80,5 +82,9 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@$(IN_VENV) $(BIN)/python -m bench $(ARGS)
 
+# LangGraph runs in a process of its own environment: the project never imports it.
+bench-peers: $(VENV)/.installed-dev
+	@$(IN_VENV) $(BIN)/python -m bench.peers --venv $(PEERS_VENV) $(ARGS)
+
 clean:
-	rm -rf $(VENV) .demo .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) $(PEERS_VENV) .demo .pytest_cache .ruff_cache .hypothesis dist

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -20,14 +20,13 @@ from agentmesh_dagster.specs.documents import Document, document_model
 from agentmesh_dagster.specs.fields import as_object
 from agentmesh_dagster.specs.loading import LoadedDocument, document_files, load_path
 from agentmesh_dagster.specs.problems import Problem
-from agentmesh_dagster.specs.resolve import PinnedDocument, resolve_closure
+from agentmesh_dagster.specs.resolve import PinnedDocument, references_of, resolve_closure
 from agentmesh_dagster.validation import CheckedSource, validate_document, validate_raw
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
 
 # What is published first: a workflow's closure takes the versions that its agents and tools have then.
-_PUBLISHING_ORDER = ("tool", "agent", "workflow", "network")
 _PLACES_SHOWN = 3
 _REFERENCE_CODES = ("reference-missing", "reference-inactive")
 
@@ -307,12 +306,17 @@ class Authoring:
     def _publish_all(self, versions: Sequence[Version], message: str) -> dict[tuple[str, str], Publication]:
         """Publishes what was checked just now, together with all that it refers to."""
         library = StoreLibrary(self._store, self._project)
-        ordered = sorted(versions, key=lambda version: _PUBLISHING_ORDER.index(version.kind))
+        documents = {(version.kind, version.slug): (version, parse_stored(version)) for version in versions}
+        referred = {
+            key: [
+                (found.kind, found.slug)
+                for found in references_of(document, node_configs=node_configs())
+                if (found.kind, found.slug) in documents
+            ]
+            for key, (_, document) in documents.items()
+        }
         return {
-            (version.kind, version.slug): self._publish_checked(
-                version, parse_stored(version), library, message
-            )
-            for version in ordered
+            key: self._publish_checked(*documents[key], library, message) for key in _callees_first(referred)
         }
 
     def _check(
@@ -404,3 +408,24 @@ def _word(source: CheckedSource, key: str) -> str | None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_Key = tuple[str, str]
+
+
+def _callees_first(referred: Mapping[_Key, Sequence[_Key]]) -> list[_Key]:
+    """The documents in an order in which each comes after those that it names, but for agents that name each other."""
+    order: dict[_Key, None] = {}
+    begun: set[_Key] = set()
+    for root in referred:
+        open_keys = [root]
+        while open_keys:
+            key = open_keys[-1]
+            below = [other for other in referred[key] if other not in begun]
+            if key in begun or not below:
+                order.setdefault(open_keys.pop())
+                begun.add(key)
+                continue
+            begun.add(key)
+            open_keys += below
+    return list(order)

@@ -17,6 +17,8 @@ TAG_MODEL: Final = "agentmesh/model"
 TAG_SOURCE: Final = "agentmesh/source"
 TAG_CLAIM: Final = "agentmesh/claim"
 """The claim by which a Dagster run continues a run; copied by a re-execution, and bound once."""
+TAG_PARENT_RUN_ID: Final = "agentmesh/parent_run_id"
+"""The run that started the run of a Dagster run; for people, and never trusted."""
 
 # Reconstruction metadata of the code location.
 METADATA_PUBLICATION: Final = "agentmesh/publication"
@@ -27,6 +29,10 @@ PINNED_SUFFIX: Final = "__p"
 """`<job>__p<publication>` is the job of an older publication; no slug makes such a name by itself."""
 DECIDE_JOB: Final = "agentmesh_decide"
 GATE_SENSOR: Final = "agentmesh_gates"
+FINALIZE_JOB: Final = "agentmesh_finalize"
+"""The job that runs `on_failure` and `finally` of runs that have ended."""
+EVENT_RUN_ENDED: Final = "agentmesh.run.ended"
+"""The event that the end of a run sends which another run started; its key is the id of the run that ended."""
 
 # Environment.
 ENV_DATABASE_URL: Final = "AGENTMESH_DATABASE_URL"
@@ -49,6 +55,12 @@ GROUP_NOTIFIERS: Final = "agentmesh_dagster.notifiers"
 
 # The hidden op that ends a run; no node may be called so.
 FINISH_OP: Final = "agentmesh_finish"
+
+# The ops of a nested graph that are no nodes of the document; no node may be called so.
+BEGIN_OP: Final = "agentmesh_begin"
+END_OP: Final = "agentmesh_end"
+ITEM_OP: Final = "agentmesh_item"
+INLINE_OP: Final = "agentmesh_run"
 
 # Handles of edges.
 HANDLE_ERROR: Final = "error"

@@ -183,6 +183,17 @@ class Run:
     cost_usd: float = 0.0
     retries_left: int = 0
     """How often AgentMesh itself may still retry the run after a failure (`dagster/max_retries`)."""
+    worked_ms: int = 0
+    """How long Dagster runs worked on it before the present one; the time between them does not count."""
+    deadline_at: datetime | None = None
+    """When it fails though it waits (`timeout_includes_waiting`)."""
+    finalizers: str = ""
+    """What its workflow runs at its end: empty, `failure` (`on_failure` alone), or `always` (`finally`, and maybe
+    `on_failure`)."""
+    endings: int = 0
+    """How often it has come to a final status."""
+    finalized: int = 0
+    """The last ending whose `on_failure` and `finally` have been run, or that needed none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +206,7 @@ class Step:
     node_type: str
     node_name: str = ""
     kind: str = "node"
-    """`node`, `llm`, `tool`, `route`, `item`, `iteration`, `memory` or `guardrail`."""
+    """`node`, `llm`, `tool`, `route`, `item`, `iteration`, `branch`, `memory` or `guardrail`."""
     parent_key: str | None = None
     predecessor_keys: tuple[str, ...] = ()
     iteration_index: int | None = None
@@ -210,7 +221,8 @@ class Step:
     child_run_id: str | None = None
     routing_decision: Json = None
     """On node rows `{"handles": [...], "edges": [...], "set": {...}}`: the handles chosen, the numbers of the live
-    outgoing edges, and what the node wrote to the state. A failed row that has one was handled (`on_error`)."""
+    outgoing edges, and what the node wrote to the state (as `specs.state` keeps it). A failed row that has one was
+    handled (`on_error`)."""
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
@@ -226,6 +238,23 @@ class Step:
         if self.status is StepStatus.FAILED:
             return self.routing_decision is not None
         return self.status in (StepStatus.SUCCEEDED, StepStatus.SKIPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One change of a step, as the journal writes it."""
+
+    step: Step
+    """The row as it is to stand."""
+    events: tuple[Event, ...] = ()
+    """Those that speak of it."""
+    opened: tuple[Wait, ...] = ()
+    """Waits that are added, each once (by run, step key and label), with their notices."""
+    used: tuple[str, ...] = ()
+    """Ids of waits whose answers are taken up: they get `used_at`, where they are closed and have none."""
+    superseded: tuple[str, ...] = ()
+    """Ids of waits that nobody needs to decide any more: they are canceled, where they are open. An id may stand in
+    `used` too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +422,8 @@ class Claim:
     run_id: str
     reason: str
     """`gate`: something that was waited for has come; `retry`: the run failed and is retried; `resume`: somebody asked
-    for it."""
+    for it; `start`: another run started it, and it has not begun; `finalize`: it has ended, and its `on_failure` and
+    `finally` are due."""
     made_at: datetime
     dagster_run_id: str | None = None
     """The Dagster run that it is bound to."""
@@ -411,7 +441,7 @@ class ReadyRun:
     definition_hash: str
     dagster_run_ids: tuple[str, ...]
     reason: str
-    """As a claim's: `gate` or `retry`."""
+    """As a claim's: `gate`, `retry`, `start` or `finalize`."""
     expired_claim: str | None = None
     """A claim that was made for it and that no Dagster run has bound in time."""
 

@@ -27,6 +27,7 @@ from agentmesh_dagster.authoring import Authoring
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import DEFAULT_PROJECT, TAG_CLAIM, TAG_SOURCE
 from agentmesh_dagster.orchestration.code_location import build_published_job, named_executors
+from agentmesh_dagster.orchestration.finalize_job import build_finalize_job
 from agentmesh_dagster.orchestration.host import AgentMesh, Host
 from agentmesh_dagster.records import (
     Event,
@@ -129,7 +130,7 @@ def run_workflow(
             nothing that it waits for is answered. Default: nobody answers, and the run is left waiting.
 
     Returns:
-        The result, also of a run that failed or waits.
+        The result, also of a run that failed or waits; after its `on_failure` and `finally`, where it has ended.
 
     Raises:
         DocumentInvalid: Some document has errors.
@@ -165,12 +166,24 @@ def run_workflow(
                 tags={TAG_CLAIM: claim.id},
             )
             run = store.runs.get(run.id)
+        if run.status.is_final and run.endings > run.finalized:
+            _finalize(agentmesh, run, instance)
+            run = store.runs.get(run.id)
         return WorkflowResult(
             run=run,
             steps={step.key: step for step in store.runs.steps(run.id)},
             events=store.runs.events(run.id),
             waits=store.waits.list(run.project, run_id=run.id, limit=1000),
             dagster_result=result,
+        )
+
+
+def _finalize(agentmesh: AgentMesh, run: Run, instance: dg.DagsterInstance | None) -> None:
+    """Runs `on_failure` and `finally` of a run that has ended, where they are due."""
+    claim = agentmesh.store().claims.claim(run.id, reason="finalize")
+    if claim is not None:
+        build_finalize_job(agentmesh).execute_in_process(
+            instance=instance, raise_on_error=False, tags={TAG_CLAIM: claim.id}
         )
 
 

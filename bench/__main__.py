@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from bench import chain, cold, gates, imports, journal, parallel, polls, scale
+from bench import chain, cold, gates, imports, journal, many, parallel, polls, scale, walker
 from bench.report import Findings, as_json, as_table
 
 BENCHMARKS: dict[str, Callable[[], Findings]] = {
-    module.NAME: module.run for module in (chain, parallel, cold, scale, imports, journal, gates, polls)
+    module.NAME: module.run
+    for module in (chain, parallel, walker, many, cold, scale, imports, journal, gates, polls)
 }
+PROFILES: dict[str, Callable[[], Findings]] = {walker.NAME: walker.profile}
 
 
 def main() -> None:
@@ -33,31 +35,44 @@ def main() -> None:
         metavar="NAME",
         help=f"one of {', '.join(BENCHMARKS)}; may be repeated",
     )
+    parser.add_argument(
+        "--profile",
+        action="append",
+        choices=list(PROFILES),
+        metavar="NAME",
+        help="print where its time goes, function by function, and measure nothing",
+    )
     options = parser.parse_args()
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
     # Packages come with bytecode, a source tree only has it once it was written: the first, uncounted round does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    findings = [_measured(name) for name in options.only or BENCHMARKS]
-    if options.json:
-        print(json.dumps({**as_json(findings), "machine": _machine()}, indent=2))
+    load_before = os.getloadavg()[0]
+    if options.profile:
+        findings = [_done(name, PROFILES[name]) for name in options.profile]
     else:
-        print(f"{as_table(findings)}\n\nMachine: {_machine()}")
+        findings = [_done(name, BENCHMARKS[name]) for name in options.only or BENCHMARKS]
+    machine = _machine(load_before)
+    if options.json:
+        print(json.dumps({**as_json(findings), "machine": machine}, indent=2))
+    else:
+        print(f"{as_table(findings)}\n\nMachine: {machine}")
 
 
-def _measured(name: str) -> Findings:
+def _done(name: str, work: Callable[[], Findings]) -> Findings:
     began = time.monotonic()
     print(f"{name} ...", file=sys.stderr, end="", flush=True)
     # A fresh process for each: what one leaves behind (threads, caches, memory) is not the next one's.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        found = pool.submit(BENCHMARKS[name]).result()
+        found = pool.submit(work).result()
     print(f" {time.monotonic() - began:.0f} s", file=sys.stderr)
     return found
 
 
-def _machine() -> str:
+def _machine(load_before: float) -> str:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
-        f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, load {os.getloadavg()[0]:.1f}, "
+        f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, load {load_before:.1f} before and "
+        f"{os.getloadavg()[0]:.1f} after, "
         f"Python {sys.version_info.major}.{sys.version_info.minor}"
     )
 

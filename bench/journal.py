@@ -1,4 +1,4 @@
-"""Writes into the journal: a node's row with its two events, one after the other and many at once."""
+"""Writes into the journal: a node's row with its two events, one after the other, many in a call, many at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from agentmesh_dagster.records import Run
+from agentmesh_dagster.records import Entry, Run
 from agentmesh_dagster.store import Store, open_store
 from bench.databases import postgres
 from bench.measure import Spread
@@ -22,6 +22,7 @@ from bench.samples import OUTPUT, new_event, new_run, new_step
 NAME = "journal"
 RECORDS = 320
 WRITERS = 16
+BATCH = 16
 REPETITIONS = 5
 
 
@@ -47,7 +48,7 @@ def run() -> Findings:
 def _measured(database: str, url: str, floor: Callable[[], float]) -> list[Line]:
     store = open_store(url, upgrade=True)
     try:
-        one, many, bare = asyncio.run(_all(store, floor))
+        one, batch, many, bare = asyncio.run(_all(store, floor))
     finally:
         store.close()
     bare_ms = Spread.of([s / RECORDS * 1000 for s in bare])
@@ -57,6 +58,13 @@ def _measured(database: str, url: str, floor: Callable[[], float]) -> list[Line]
             what=f"{database}, one after the other, per record",
             unit="ms",
             ours=Spread.of([s / RECORDS * 1000 for s in one]),
+            baseline=bare_ms,
+        ),
+        Line(
+            benchmark=NAME,
+            what=f"{database}, {BATCH} in a call, per record",
+            unit="ms",
+            ours=Spread.of([s / RECORDS * 1000 for s in batch]),
             baseline=bare_ms,
         ),
         Line(
@@ -75,10 +83,16 @@ def _measured(database: str, url: str, floor: Callable[[], float]) -> list[Line]
     ]
 
 
-async def _all(store: Store, floor: Callable[[], float]) -> tuple[list[float], list[float], list[float]]:
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+async def _all(store: Store, floor: Callable[[], float]) -> tuple[list[float], ...]:
+    """Seconds for `RECORDS` records: one after the other, in batches, by many writers, and the least there is."""
+    found: tuple[list[float], ...] = ([], [], [], [])
     for repetition in range(REPETITIONS + 1):
-        taken_s = (await _write(store, writers=1), await _write(store, writers=WRITERS), floor())
+        taken_s = (
+            await _write(store),
+            await _write(store, batch=BATCH),
+            await _write(store, writers=WRITERS),
+            floor(),
+        )
         # The first round makes connections and statements.
         if repetition:
             for side, value in zip(found, taken_s, strict=True):
@@ -86,19 +100,20 @@ async def _all(store: Store, floor: Callable[[], float]) -> tuple[list[float], l
     return found
 
 
-async def _write(store: Store, *, writers: int) -> float:
-    """Seconds that so many writers, each with a run of its own, take for `RECORDS` records."""
+async def _write(store: Store, *, writers: int = 1, batch: int = 1) -> float:
+    """Seconds that so many writers, each with a run of its own, take for `RECORDS` records, so many in a call."""
     runs = [new_run() for _ in range(writers)]
     for run in runs:
         await store.journal.bind_run(run, run.id)
     each = RECORDS // writers
 
+    def new_entry(run: Run, number: int) -> Entry:
+        step = new_step(run, f"node_{number}")
+        return Entry(step=step, events=(new_event(step, "step.started"), new_event(step, "step.completed")))
+
     async def write(run: Run) -> None:
-        for number in range(each):
-            step = new_step(run, f"node_{number}")
-            await store.journal.record(
-                step, [new_event(step, "step.started"), new_event(step, "step.completed")]
-            )
+        for start in range(0, each, batch):
+            await store.journal.record([new_entry(run, number) for number in range(start, start + batch)])
 
     began = time.perf_counter()
     await asyncio.gather(*(write(run) for run in runs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agentmesh_dagster.records import Run, RunStatus, Vote
+from agentmesh_dagster.records import Entry, Run, RunStatus, Vote
 from agentmesh_dagster.store import Store, open_store
 from bench.databases import postgres
 from bench.measure import Spread
@@ -93,7 +93,7 @@ async def _fill(store: Store) -> list[str]:
     async def wait_at_gate(run: Run) -> str:
         step, wait = new_gate(run)
         await store.journal.bind_run(run, run.id)
-        await store.journal.record(step, opened=[wait])
+        await store.journal.record([Entry(step=step, opened=(wait,))])
         await store.journal.finish_run(run.id, RunStatus.WAITING, at=now())
         return wait.id
 

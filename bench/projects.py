@@ -19,6 +19,9 @@ from agentmesh_dagster.scaffold import scaffold, write_dagster_yaml
 from agentmesh_dagster.settings import STATE_FOLDER
 from agentmesh_dagster.store import open_store
 
+STATE_DATABASE = f"{STATE_FOLDER}/agentmesh.db"
+"""Where a project's database is, in its folder."""
+
 _FOREIGN = ("AGENTMESH_DATABASE_URL", "AGENTMESH_PROJECT", "AGENTMESH_CONSOLE_LOG_LEVEL", "DAGSTER_HOME")
 
 
@@ -60,7 +63,7 @@ def make_project(root: Path, workflows: list[dict[str, Any]]) -> Project:
     for document in workflows:
         text = yaml.safe_dump(document, sort_keys=False)
         (files / f"{document['slug']}.yaml").write_text(text, encoding="utf-8")
-    store = open_store(f"sqlite:///{root / STATE_FOLDER / 'agentmesh.db'}", upgrade=True)
+    store = open_store(f"sqlite:///{root / STATE_DATABASE}", upgrade=True)
     began = time.perf_counter()
     imported = Authoring(store, "default", actor="bench").import_paths([files], publish=True)
     took_s = time.perf_counter() - began
@@ -111,4 +114,48 @@ def fan_workflow(slug: str, width: int, seconds: float) -> dict[str, Any]:
             *({"source": "start", "target": name} for name in names),
             *({"source": name, "target": "end"} for name in names),
         ],
+    }
+
+
+def code_node(name: str, function: str, input: dict[str, Any]) -> dict[str, Any]:
+    """A node that calls a function of `bench.functions`."""
+    return {"id": name, "type": "code", "config": {"function": f"bench.functions:{function}", "input": input}}
+
+
+def code_chain_workflow(slug: str, nodes: int, function: str) -> dict[str, Any]:
+    """As `chain_workflow`, with nodes that call a function."""
+    workflow = chain_workflow(slug, nodes)
+    for node in workflow["nodes"]:
+        if node["type"] == "transform":
+            node.update(code_node(node["id"], function, node["config"]["output"]))
+    return workflow
+
+
+def code_fan_workflow(slug: str, width: int, seconds: float) -> dict[str, Any]:
+    """As `fan_workflow`, with nodes that call a coroutine which sleeps."""
+    workflow = fan_workflow(slug, width, seconds)
+    for node in workflow["nodes"]:
+        if node["type"] == "delay":
+            node.update(code_node(node["id"], "pause", {"seconds": seconds}))
+    return workflow
+
+
+def foreach_workflow(slug: str, node: dict[str, Any], concurrency: int) -> dict[str, Any]:
+    """One node for each of `input.items`, whose outputs the `foreach` gathers."""
+    config = {"items": "{{ input.items }}", "concurrency": concurrency, "body": {"nodes": [node]}}
+    return {
+        "kind": "workflow",
+        "slug": slug,
+        "input_schema": {
+            "type": "object",
+            "properties": {"items": {"type": "array", "items": {"type": "integer"}}},
+            "required": ["items"],
+        },
+        "settings": {"max_steps": 10_000},
+        "nodes": [
+            {"id": "start", "type": "start"},
+            {"id": "each", "type": "foreach", "config": config},
+            {"id": "end", "type": "end", "config": {"output": {"done": True}}},
+        ],
+        "edges": [{"source": "start", "target": "each"}, {"source": "each", "target": "end"}],
     }

@@ -25,6 +25,8 @@ class Line:
     """Ours to the baseline by the clock, round by round, where both were measured in turns."""
     target: float | None = None
     """The most that the ratio to the baseline may be; without a baseline, the most that the median may be."""
+    at_least: bool = False
+    """Whether the target is the least that it may be, as of a throughput."""
 
     @property
     def ratio(self) -> float | None:
@@ -46,7 +48,8 @@ class Line:
         if self.target is None:
             return ""
         judged = self.ours.median if self.ratio is None else self.ratio
-        return "ok" if judged <= self.target else "MISSED"
+        is_met = judged >= self.target if self.at_least else judged <= self.target
+        return "ok" if is_met else "MISSED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,17 +128,21 @@ _HEADS = (
 
 def as_table(findings: Sequence[Findings]) -> str:
     """The lines in columns, then the notes."""
-    rows = [_HEADS, *(_cells(line) for found in findings for line in found.lines)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    table = "\n".join(
+    table = in_columns([_HEADS, *(_cells(line) for found in findings for line in found.lines)])
+    notes = "\n".join(note for found in findings for note in found.notes)
+    return f"{table}\n\n{notes}" if notes else table
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of as many cells each; the first two columns stand to the left, as words do."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
         "  ".join(
             cell.ljust(w) if n < 2 else cell.rjust(w)
             for n, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     )
-    notes = "\n".join(note for found in findings for note in found.notes)
-    return f"{table}\n\n{notes}" if notes else table
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -143,22 +150,31 @@ def _cells(line: Line) -> tuple[str, ...]:
     return (
         line.benchmark,
         line.what,
-        f"{_number(line.ours.median)} {line.unit}",
-        _range(line.ours),
-        f"{_number(baseline.median)} {line.unit}" if baseline else "",
-        _range(baseline) if baseline else "",
+        f"{number_text(line.ours.median)} {line.unit}",
+        spread_text(line.ours),
+        f"{number_text(baseline.median)} {line.unit}" if baseline else "",
+        spread_text(baseline) if baseline else "",
         f"{line.ratio:.2f}" if line.ratio is not None else "",
         f"{line.rounds.low:.2f}-{line.rounds.high:.2f}" if line.rounds else "",
         f"{line.cpu_ratio:.2f}" if line.cpu_ratio is not None else "",
-        f"<= {line.target:g}{'' if baseline else ' ' + line.unit}" if line.target is not None else "",
+        _target(line),
         line.verdict,
     )
 
 
-def _range(spread: Spread) -> str:
-    tail = f", p95 {_number(spread.p95)}" if spread.p95 is not None else ""
-    return f"{_number(spread.low)}-{_number(spread.high)}{tail}"
+def _target(line: Line) -> str:
+    if line.target is None:
+        return ""
+    sign = ">=" if line.at_least else "<="
+    return f"{sign} {line.target:g}{'' if line.baseline else ' ' + line.unit}"
 
 
-def _number(value: float) -> str:
+def spread_text(spread: Spread) -> str:
+    """Its ends, and its p95 where it was asked for."""
+    tail = f", p95 {number_text(spread.p95)}" if spread.p95 is not None else ""
+    return f"{number_text(spread.low)}-{number_text(spread.high)}{tail}"
+
+
+def number_text(value: float) -> str:
+    """Three digits that count."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.orchestration.code_location import build_code_location
@@ -121,6 +126,19 @@ class Tick:
 
     requests: Sequence[dg.RunRequest]
     skipped: str
+
+
+def launched(project: GateProject, request: dg.RunRequest, status: dg.DagsterRunStatus) -> dg.DagsterRun:
+    """What the daemon makes of a request, without executing it."""
+    assert request.job_name is not None
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("agentmesh"), "__repository__")
+    return project.instance.create_run_for_job(
+        project.load().get_job(request.job_name),
+        run_config=dict(request.run_config),
+        tags=dict(request.tags),
+        status=status,
+        remote_job_origin=RemoteJobOrigin(repository, request.job_name),
+    )
 
 
 @contextmanager

@@ -1,90 +1,14 @@
-"""The kill matrix's workflow, its plans (who is killed where), and what came of them."""
+"""The plans of the kill matrix (who is killed, and where), and what came of them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import zip_longest
+from typing import TypeVar
 
-from fake_http import FakeHttp
-from fake_provider import FakeProvider
-
-RECEIPT = {"receipt": "R-1"}
-OUTPUT = {"draft": "hello", "receipt": "R-1", "report": "hello"}
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "asks": {"side_effects": True},
-    "repeats": {"side_effects": True, "idempotent": True},
-}
-"""The tool must not be called twice without a person saying so; or it may be, with the same idempotency key."""
-
-
-def documents(variant: str, provider: FakeProvider, tools: FakeHttp) -> list[dict[str, Any]]:
-    settings = {"api_base": provider.base_url, "api_key": "none"}
-    nodes = [
-        {"id": "start", "type": "start"},
-        {
-            "id": "draft",
-            "type": "agent",
-            "config": {"agent": "drafter", "prompt": "Draft {{ input.order }}"},
-        },
-        {"id": "gate", "type": "human", "config": {"title": "Charge {{ input.order }}?"}},
-        {
-            "id": "charge",
-            "type": "tool",
-            "config": {"tool": "charge", "input": {"order": "{{ input.order }}"}},
-        },
-        {
-            "id": "report",
-            "type": "agent",
-            "config": {"agent": "reporter", "prompt": "{{ steps.charge.output.receipt }}"},
-        },
-        {
-            "id": "end",
-            "type": "end",
-            "config": {
-                "output": {
-                    "draft": "{{ steps.draft.output.text }}",
-                    "receipt": "{{ steps.charge.output.receipt }}",
-                    "report": "{{ steps.report.output.text }}",
-                }
-            },
-        },
-    ]
-    return [
-        {"kind": "agent", "slug": "drafter", "model": "openai/draft", "model_settings": settings},
-        {"kind": "agent", "slug": "reporter", "model": "openai/report", "model_settings": settings},
-        {
-            "kind": "tool",
-            "slug": "charge",
-            "type": "http",
-            "config": {
-                "method": "POST",
-                "url": f"{tools.url}/json",
-                "query": {"value": json.dumps(RECEIPT)},
-                "json": {"order": "{{ input.order }}"},
-            },
-            **VARIANTS[variant],
-        },
-        {
-            "kind": "workflow",
-            "slug": "charging",
-            "input_schema": {
-                "type": "object",
-                "required": ["order"],
-                "properties": {"order": {"type": "string"}},
-            },
-            "nodes": nodes,
-            "edges": [
-                {"source": "start", "target": "draft"},
-                {"source": "draft", "target": "gate"},
-                {"source": "gate", "source_handle": "approved", "target": "charge"},
-                {"source": "charge", "target": "report"},
-                {"source": "report", "target": "end"},
-            ],
-        },
-    ]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
@@ -111,6 +35,7 @@ class Plan:
     """One run of the matrix."""
 
     variant: str
+    """The name of its case."""
     kills: tuple[Kill, ...] = ()
 
     def __str__(self) -> str:
@@ -132,6 +57,8 @@ class Outcome:
     """How many calls were under way when a process was killed."""
     made_again: int = 0
     """How many calls their servers have seen for a second time."""
+    missed: bool = False
+    """Whether the run went on after its first kill such that it never came to the second."""
     asked: int = 0
     """How often a person was asked whether a call took effect."""
     seconds: float = 0.0
@@ -156,26 +83,50 @@ def second_kills(recovered: Sequence[Outcome]) -> list[Plan]:
     ]
 
 
-def spread(plans: Sequence[Plan], count: int) -> list[Plan]:
-    """So many of the plans, evenly over the names of their last points."""
+def spread(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans in the order in which they find most: of each name of a last point one, then of each another.
+
+    The names that are passed most come first. Of one name the middle passage, the first, the last, and then those
+    between.
+    """
     by_name: dict[str, list[Plan]] = {}
     for plan in plans:
         by_name.setdefault(plan.kills[-1].name, []).append(plan)
-    chosen: list[Plan] = []
-    while len(chosen) < min(count, len(plans)):
-        for same in by_name.values():
-            if same and len(chosen) < count:
-                # The two variants of a point in turn.
-                chosen.append(same.pop(-1 if len(chosen) % 2 else 0))
-    return chosen
+    names = sorted(by_name.values(), key=len, reverse=True)
+    # Of the next two names the other way round: so both ends, and of two variants both, come early.
+    orders = [_from_middle(same[:: -1 if number // 2 % 2 else 1]) for number, same in enumerate(names)]
+    return [plan for turn in zip_longest(*orders) for plan in turn if plan is not None]
+
+
+def share(plans: Sequence[Plan], of_second: bool) -> list[Plan]:
+    """What one of two databases takes on; of the points before and after one act, each gets the one and the other."""
+    return [plan for number, plan in enumerate(plans) if (number % 4 in (1, 2)) is of_second]
+
+
+def _from_middle(several: Sequence[T]) -> Iterator[T]:
+    """The middle, the ends, and then the middles of the halves, and so on."""
+    last = len(several) - 1
+    yielded = dict.fromkeys([last // 2, 0, last])
+    gaps = deque([(0, last // 2), (last // 2, last)])
+    while gaps:
+        low, high = gaps.popleft()
+        middle = (low + high) // 2
+        if low < middle:
+            yielded[middle] = None
+            gaps += [(low, middle), (middle, high)]
+    return (several[index] for index in yielded)
 
 
 def in_words(database: str, outcomes: Sequence[Outcome]) -> str:
     """What plans came to, in a line."""
     points = {kill for outcome in outcomes for kill in outcome.plan.kills}
     wrong = [outcome for outcome in outcomes if outcome.problems]
+    missed = sum(outcome.missed for outcome in outcomes)
+    right = f"{len(outcomes) - len(wrong)} ended right"
+    if missed:
+        right += f" ({missed} of them without coming to a second kill)"
     return (
-        f"{database}: {len(points)} fault points, {len(outcomes)} runs, {len(outcomes) - len(wrong)} ended right; "
+        f"{database}: {len(points)} fault points, {len(outcomes)} runs, {right}; "
         f"{sum(o.cut_off for o in outcomes)} calls were cut off, {sum(o.made_again for o in outcomes)} made again, "
         f"{sum(o.asked for o in outcomes)} times a person was asked; {sum(o.seconds for o in outcomes):.0f} s of work"
     )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import dagster as dg
+from kill_cases import ORDER
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import TAG_SOURCE
@@ -58,7 +59,7 @@ def start(publication_id: int) -> None:
         run_here(
             agentmesh,
             job,
-            {"order": "A-1"},
+            {"order": ORDER},
             instance=instance,
             tags={TAG_SOURCE: RunSource.CLI.value, "user": BY},
         )

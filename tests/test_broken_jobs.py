@@ -33,7 +33,8 @@ def publish(url: str, *documents: WorkflowSpec) -> None:
 def test_a_node_type_whose_package_is_gone(sqlite_url: str) -> None:
     publish(sqlite_url, workflow("whole", "transform"), workflow("broken", "teleport"))
     location = build_code_location(AgentMesh(database_url=sqlite_url))
-    assert {job.name for job in location.get_all_jobs()} == {"whole", "broken", "agentmesh_decide"}
+    names = {job.name for job in location.get_all_jobs()}
+    assert names == {"whole", "broken", "agentmesh_decide", "agentmesh_finalize"}
     assert location.get_job("whole").execute_in_process().success
 
     broken = location.get_job("broken")

@@ -207,6 +207,85 @@ def test_gates_are_written_with_the_question_first() -> None:
     assert_stable(tool)
 
 
+def test_bodies_are_written_like_workflows_and_branches_by_name() -> None:
+    draft = {"id": "draft", "type": "transform", "config": {"output": {"b": 1, "a": 2}}, "join": "any"}
+    document = of(
+        {
+            "kind": "workflow",
+            "slug": "w",
+            "finally": {"edges": [], "nodes": [{"type": "transform", "id": "log", "config": {"output": 1}}]},
+            "settings": {"execution": "dagster", "timeout_s": "1h", "max_iterations": 1000},
+            "nodes": [
+                {"id": "start", "type": "start"},
+                {
+                    "id": "both",
+                    "type": "parallel",
+                    "join": 1,
+                    "config": {
+                        "wait": "all",
+                        "branches": {
+                            "zeta": {"nodes": [{**draft, "retry": {"delay_s": "1m"}}]},
+                            "al": {
+                                "nodes": [
+                                    {
+                                        "id": "again",
+                                        "type": "loop",
+                                        "config": {
+                                            "body": {"nodes": [draft], "edges": []},
+                                            "on_limit": "fail",
+                                            "max_iterations": 3,
+                                            "delay_s": 0,
+                                            "while": "iteration < 2",
+                                        },
+                                    }
+                                ]
+                            },
+                        },
+                    },
+                },
+                {"id": "end", "type": "end"},
+            ],
+            "edges": [{"source": "start", "target": "both"}, {"source": "both", "target": "end"}],
+        }
+    )
+    assert dump_yaml(document) == (
+        "kind: workflow\nslug: w\nsettings:\n  timeout_s: 3600\n"
+        "nodes:\n- id: start\n  type: start\n"
+        "- id: both\n  type: parallel\n  config:\n    branches:\n"
+        "      al:\n        nodes:\n        - id: again\n          type: loop\n          config:\n"
+        '            while: "iteration < 2"\n            max_iterations: 3\n'
+        "            body:\n              nodes:\n              - id: draft\n                type: transform\n"
+        "                config:\n                  output:\n                    a: 2\n                    b: 1\n"
+        "      zeta:\n        nodes:\n        - id: draft\n          type: transform\n"
+        "          config:\n            output:\n              a: 2\n              b: 1\n"
+        "          retry:\n            delay_s: 60\n"
+        "  join: 1\n"
+        "- id: end\n  type: end\n"
+        "edges:\n- source: start\n  target: both\n- source: both\n  target: end\n"
+        "finally:\n  nodes:\n  - id: log\n    type: transform\n    config:\n      output: 1\n"
+    )
+    assert_stable(document)
+
+
+def test_a_call_is_written_with_its_alias() -> None:
+    call = {"id": "call", "type": "workflow", "config": {"async": True, "workflow": "other@2"}}
+    child = {"id": "child", "type": "workflow", "config": {"async": False, "workflow": "other"}}
+    ids = ["start", "call", "child", "end"]
+    document = of(
+        {
+            "kind": "workflow",
+            "slug": "w",
+            "nodes": [{"id": "start", "type": "start"}, call, child, {"id": "end", "type": "end"}],
+            "edges": [{"source": a, "target": b} for a, b in pairwise(ids)],
+        }
+    )
+    assert [node.get("config") for node in document["nodes"][1:3]] == [
+        {"workflow": "other@2", "async": True},
+        {"workflow": "other"},
+    ]
+    assert_stable(document)
+
+
 def test_numbers_of_free_data_survive_a_database() -> None:
     agent = of(
         {"kind": "agent", "slug": "a", "model": "m", "metadata": {"big": 1e22, "zero": -0.0, "one": 1.0}}

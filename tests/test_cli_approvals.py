@@ -13,7 +13,7 @@ import pytest
 from cli_project import Outcome, call
 from store_samples import a_run, a_step
 
-from agentmesh_dagster.records import RunStatus, StepStatus, Wait, WaitKind
+from agentmesh_dagster.records import Entry, RunStatus, StepStatus, Wait, WaitKind
 from agentmesh_dagster.store import Store, open_store
 
 FORM = {
@@ -61,7 +61,7 @@ class Gates:
         wait = Wait(**{**values, **fields})
         row = a_step(step_key, wait.run_id, status=StepStatus.WAITING, finished_at=None, duration_ms=None)
         now = wait.created_at
-        asyncio.run(self.store.journal.record(row, opened=[wait]))
+        asyncio.run(self.store.journal.record([Entry(step=row, opened=(wait,))]))
         asyncio.run(self.store.journal.finish_run(wait.run_id, RunStatus.WAITING, at=now))
         return wait
 

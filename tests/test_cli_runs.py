@@ -62,7 +62,8 @@ def test_a_run_and_all_that_shows_it(folder: Path):
     assert done.code == 0, done.err
     ran = done.json
     assert set(ran) == {
-        "run_id", "dagster_run_ids", "status", "output", "error", "approvals", "suspended", "steps",
+        "run_id", "dagster_run_ids", "status", "output", "error", "finalized", "finalize_error", "approvals",
+        "suspended", "steps",
     }  # fmt: skip
     assert set(ran["steps"][0]) == {
         "key", "node_type", "kind", "status", "input", "output", "error", "attempt", "replayed",

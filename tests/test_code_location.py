@@ -127,7 +127,12 @@ def test_a_run_worker_builds_its_own_job_alone_and_imports_no_litellm(home: Proj
 
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen["names"] == ["agentmesh_decide", "data_quality_report", "support_triage"]
+    assert seen["names"] == [
+        "agentmesh_decide",
+        "agentmesh_finalize",
+        "data_quality_report",
+        "support_triage",
+    ]
     assert seen["after_listing"] == []
     assert seen["built"] == ["support-triage"]
     assert seen["job"] == "support_triage"

@@ -6,8 +6,11 @@ import itertools
 
 import dagster as dg
 import pytest
+from dagster._core.execution.api import create_execution_plan
 
+from agentmesh_dagster.compiler.item_keys import NO_ITEM, item_key, mapping_key
 from agentmesh_dagster.compiler.job import build_job
+from agentmesh_dagster.compiler.levels import op_names
 from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.errors import DefinitionError, DocumentInvalid
 from agentmesh_dagster.orchestration.code_location import (
@@ -191,6 +194,219 @@ class TestShape:
 EDGES = [edge("start", "a"), edge("a", "end")]
 
 
+def chain(*nodes, **more):
+    """A workflow whose nodes come one after the other."""
+    names = ["start", *(node["id"] for node in nodes), "end"]
+    return workflow(list(nodes), [edge(a, b) for a, b in itertools.pairwise(names)], **more)
+
+
+def parallel(id, branches, **more):
+    return {"id": id, "type": "parallel", "config": {"branches": branches, **more.pop("config", {})}, **more}
+
+
+def call(id, slug, **more):
+    return {"id": id, "type": "workflow", "config": {"workflow": slug}, **more}
+
+
+def foreach(id, *nodes, **more):
+    config = {"items": [1, 2], "body": {"nodes": list(nodes)}, **more.pop("config", {})}
+    return {"id": id, "type": "foreach", "config": config, **more}
+
+
+TRIAGE = {
+    **chain(transform("look"), foreach("each", transform("note"), config={"fanout": True})),
+    "slug": "triage",
+}
+
+
+def nested():
+    """Every container that becomes a graph, beside each other and in each other."""
+    left = {
+        "nodes": [
+            transform("draft"),
+            transform("tidy-up"),
+            parallel("in-ner", {"one": {"nodes": [transform("x")]}}),
+        ],
+        "edges": [edge("draft", "tidy-up")],
+    }
+    both = parallel("both", {"left": left, "ri-ght": {"workflow": "triage"}}, description="Two ways.")
+    return chain(both, call("call", "triage"), foreach("each", transform("note"), config={"fanout": True}))
+
+
+def plan_steps(job):
+    """Dagster's own step keys, with those that each hangs on."""
+    return dict(create_execution_plan(job).get_all_step_deps())
+
+
+def pinned_of(store):
+    """What the jobs of the last publication are built from."""
+    return construct_pinned(store.publications.get(store.publications.newest_id("default")))
+
+
+class TestNestedGraphs:
+    def test_containers_are_graphs_named_by_their_path(self, compiled):
+        job = compiled(TRIAGE, nested())
+        assert type(job.graph.node_named("both").definition) is dg.GraphDefinition
+        both = job.graph.node_named("both").definition
+        assert both.name == "refund_review__both"
+        assert both.description == "Two ways."
+        assert {node.name: node.definition.name for node in both.nodes} == {
+            "agentmesh_begin": "refund_review__both__agentmesh_begin",
+            "left": "refund_review__both__left",
+            "ri_ght": "refund_review__both__ri_ght",
+            "agentmesh_end": "refund_review__both__agentmesh_end",
+        }
+        left = both.node_named("left").definition
+        assert {node.name: node.definition.name for node in left.nodes} == {
+            "draft": "refund_review__both__left__draft",
+            "tidy_up": "refund_review__both__left__tidy_up",
+            "in_ner": "refund_review__both__left__in_ner",
+        }
+        called = job.graph.node_named("call").definition
+        assert {node.name for node in called.nodes} == {
+            "start",
+            "look",
+            "each",
+            "end",
+            "agentmesh_begin",
+            "agentmesh_end",
+        }
+
+    def test_step_keys_are_those_of_dagster(self, compiled, store, sqlite_url):
+        job = compiled(TRIAGE, nested())
+        assert plan_steps(job).keys() == op_names(pinned_of(store), node_types())
+        assert {
+            "both.agentmesh_begin",
+            "both.left.in_ner.one.x",
+            "both.ri_ght.each.agentmesh_item[?]",
+            "call.each.agentmesh_end",
+            "each.agentmesh_item[?]",
+            "agentmesh_finish",
+        } <= plan_steps(job).keys()
+
+    def test_levels_hang_on_begin_and_end_on_begin_and_all_their_sinks(self, compiled):
+        steps = plan_steps(compiled(TRIAGE, nested()))
+        assert steps["both.agentmesh_begin"] == {"start"}
+        for root in ("left.draft", "left.in_ner.agentmesh_begin", "ri_ght.start"):
+            assert steps[f"both.{root}"] == {"both.agentmesh_begin"}
+        assert steps["both.left.tidy_up"] == {"both.left.draft"}
+        assert steps["both.agentmesh_end"] == {
+            "both.agentmesh_begin",
+            "both.left.tidy_up",
+            "both.left.in_ner.agentmesh_end",
+            "both.ri_ght.end",
+        }
+        assert steps["call.start"] == {"call.agentmesh_begin"}
+        assert steps["call.agentmesh_end"] == {"call.agentmesh_begin", "call.end"}
+        assert steps["each.agentmesh_item[?]"] == {"each.agentmesh_begin"}
+        assert steps["each.agentmesh_end"] == {"each.agentmesh_begin", "each.agentmesh_item[?]"}
+        assert steps["end"] == {"each.agentmesh_end"}
+
+    def test_a_containers_ways_out_are_outputs_of_its_graph(self, compiled):
+        ways = [
+            edge("start", "a"),
+            edge("a", "end", condition="input.x"),
+            edge("a", "b", condition="input.y"),
+            edge("b", "end"),
+        ]
+        job = compiled(workflow([parallel("a", {"one": {"nodes": [transform("x")]}}), transform("b")], ways))
+        assert [(name, port.description) for name, port in outputs(job, "a").items()] == [
+            ("h_0", "done, when input.x"),
+            ("h_1", "done, when input.y"),
+        ]
+        assert incoming(job, "b") == ["a.h_1"]
+        assert incoming(job, "end") == ["a.h_0", "b.h_0"]
+
+    @pytest.mark.parametrize(
+        "walked",
+        [
+            parallel("it", {"one": {"nodes": [transform("x")]}}, config={"wait": "any"}),
+            parallel("it", {"one": {"nodes": [transform("x")]}}, timeout_s=5),
+            call("it", "triage", on_error="continue"),
+            call("it", "triage", retry={"max_attempts": 2}),
+            foreach("it", transform("x")),
+            foreach("it", transform("x"), config={"fanout": True}, on_error="continue"),
+            {
+                "id": "it",
+                "type": "loop",
+                "config": {"until": "true", "max_iterations": 3, "body": {"nodes": [transform("x")]}},
+            },
+        ],
+        ids=lambda node: node["type"],
+    )
+    def test_what_dagster_cannot_do_is_one_op(self, compiled, walked):
+        job = compiled(TRIAGE, chain(walked))
+        assert plan_steps(job).keys() == {"start", "it", "end", "agentmesh_finish"}
+
+    def test_a_body_in_a_walked_container_has_no_ops(self, compiled):
+        outer = foreach("outer", parallel("both", {"one": {"nodes": [transform("x")]}}))
+        assert plan_steps(compiled(chain(outer))).keys() == {"start", "outer", "end", "agentmesh_finish"}
+
+    def test_two_paths_never_give_one_name(self, compiled):
+        one = {"nodes": [transform("b_c")]}
+        other = {"nodes": [transform("c")]}
+        job = compiled(chain(parallel("p", {"a": one, "a_b": other}), parallel("p_a", {"b": other})))
+        names = {definition.name for definition in job.all_node_defs}
+        assert {"refund_review__p__a__b_c", "refund_review__p__a_b__c", "refund_review__p_a__b__c"} <= names
+
+    def test_kinds_model_and_pool_of_nodes_in_a_branch(self, compiled):
+        ask = {"id": "ask", "type": "agent", "config": {"agent": "echo", "prompt": "x"}}
+        job = compiled(ECHO, chain(parallel("both", {"left": {"nodes": [ask]}})))
+        both = job.graph.node_named("both").definition
+        op = both.node_named("left").definition.node_named("ask").definition
+        assert op.pool == "llm_offline"
+        assert op.tags["agentmesh/model"] == "offline/echo"
+        kinds = {f"dagster/kind/{kind}" for kind in node_types()["parallel"].kinds}
+        assert kinds <= both.node_named("agentmesh_begin").definition.tags.keys()
+        assert kinds <= both.node_named("agentmesh_end").definition.tags.keys()
+
+    def test_a_walked_container_in_which_somebody_is_asked_can_show_it(self, compiled):
+        ask = {"id": "ask", "type": "human", "config": {"title": "Well?"}}
+        asking = {**chain(ask), "slug": "asking"}
+        job = compiled(asking, chain(foreach("asks", call("it", "asking")), foreach("quiet", transform("x"))))
+        assert "waiting" in outputs(job, "asks")
+        assert "waiting" not in outputs(job, "quiet")
+
+    def test_an_inline_workflow_is_one_op(self, compiled, store):
+        job = compiled(TRIAGE, {**nested(), "settings": {"execution": "inline"}})
+        assert plan_steps(job).keys() == {"agentmesh_run"}
+        assert op_names(pinned_of(store), node_types()) == {"agentmesh_run"}
+
+    def test_the_definition_is_the_same_json_twice(self, compiled):
+        definition = compiled(TRIAGE, nested()).metadata["agentmesh/definition"].value
+        assert definition["nodes"][1]["config"]["branches"]["ri-ght"] == {"workflow": "triage"}
+
+
+class TestItemKeys:
+    KEYS = (
+        "0",
+        "17",
+        "order-1",
+        "order_1",
+        "a b",
+        "größe",
+        "日本",
+        "",
+        "_",
+        "__",
+        "_5f_",
+        "none_",
+        "A/B",
+        "\U0001f600",
+    )
+
+    def test_any_key_becomes_one_that_dagster_takes_and_back(self):
+        for key in self.KEYS:
+            dg.DynamicOutput(None, mapping_key=mapping_key(key))
+            assert item_key(mapping_key(key)) == key
+
+    def test_no_two_keys_become_the_same_and_none_the_placeholder(self):
+        found = [mapping_key(key) for key in self.KEYS]
+        assert len(set(found)) == len(found)
+        assert NO_ITEM not in found
+        dg.DynamicOutput(None, mapping_key=NO_ITEM)
+
+
 class TestJob:
     def test_metadata_carries_version_and_definition(self, compiled):
         document = workflow([transform("a")], EDGES, name="Refund review", description="Decides a refund.")
@@ -318,7 +534,12 @@ class TestCodeLocation:
             [ECHO, workflow([transform("a")], EDGES), {**workflow([transform("a")], EDGES), "slug": "other"}],
         )
         location = build_code_location(AgentMesh(database_url=sqlite_url))
-        assert sorted(location.job_names) == ["agentmesh_decide", "other", "refund_review"]
+        assert sorted(location.job_names) == [
+            "agentmesh_decide",
+            "agentmesh_finalize",
+            "other",
+            "refund_review",
+        ]
         assert location.get_job("other").graph.node_named("a")
 
     def test_a_workflows_name_cannot_be_taken_by_a_job_of_ones_own(self, store, sqlite_url):

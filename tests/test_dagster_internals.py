@@ -104,6 +104,10 @@ CALLED = {
     "dagster_postgres.event_log.event_log.PostgresEventLogStorage.store_event": ["*event"],
     "dagster_postgres.event_log.event_log.PostgresEventLogStorage.run_connection": ["*run_id"],
     "dagster._core.definitions.target.AutomationTarget.__new__": ["*resolvable_to_job"],
+    "dagster._core.definitions.dependency.DynamicCollectDependencyDefinition.__new__": [
+        "*node_name",
+        "*output_name",
+    ],
     "dagster._utils.ensure_file": ["*path"],
     "dagster._utils.touch_file": ["*path"],
     "dagster._utils.error.serializable_error_info_from_exc_info": ["*exc_info"],

@@ -20,7 +20,7 @@ from agentmesh_dagster.orchestration.decisions import (
     send_event,
 )
 from agentmesh_dagster.orchestration.host import AgentMesh
-from agentmesh_dagster.records import RunStatus, StepStatus, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.records import Entry, RunStatus, StepStatus, Wait, WaitKind, WaitStatus
 
 NOW = datetime.now(timezone.utc)
 
@@ -49,7 +49,7 @@ class Waiting:
         }
         wait = Wait(**{**values, **fields})
         row = a_step(step_key, status=StepStatus.WAITING, finished_at=None, duration_ms=None)
-        asyncio.run(self.store.journal.record(row, opened=[wait]))
+        asyncio.run(self.store.journal.record([Entry(step=row, opened=(wait,))]))
         asyncio.run(self.store.journal.finish_run("run-1", RunStatus.WAITING, at=NOW))
         return wait
 

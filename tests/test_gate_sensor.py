@@ -13,12 +13,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.remote_origin import (
-    RegisteredCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
-from gate_project import GateProject, gate_project
+from gate_project import GateProject, gate_project, launched
 
 from agentmesh_dagster import build_gate_sensors
 from agentmesh_dagster.clock import SystemClock
@@ -88,18 +83,6 @@ def threaded(sqlite_url: str, tmp_path: Path) -> Iterator[GateProject]:
     """The daemon runs sensors in threads."""
     with gate_project(sqlite_url, tmp_path / "home", THREADS) as opened:
         yield opened
-
-
-def launched(project: GateProject, request: dg.RunRequest, status: dg.DagsterRunStatus) -> dg.DagsterRun:
-    """What the daemon makes of a request, without executing it."""
-    assert request.job_name is not None
-    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("agentmesh"), "__repository__")
-    return project.instance.create_run_for_job(
-        project.load().get_job(request.job_name),
-        tags=dict(request.tags),
-        status=status,
-        remote_job_origin=RemoteJobOrigin(repository, request.job_name),
-    )
 
 
 class TestContinuation:
@@ -628,7 +611,7 @@ class TestBesides:
             lambda *_a, **_k: pytest.fail("a job was built"),
         )
         sensor = project.load().get_sensor_def("agentmesh_gates")
-        assert [target.job_name for target in sensor.targets] == ["gated"]
+        assert [target.job_name for target in sensor.targets] == ["gated", "agentmesh_finalize"]
         assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
         assert project.tick(project.load()).skipped == "nothing to continue"
 

@@ -78,7 +78,7 @@ def test_loading_a_code_location_builds_no_job(project, tmp_path):
     program = (
         "import runpy\n"
         f"location = runpy.run_path({str(project.folder / 'definitions' / 'code_location_1.py')!r})['location']\n"
-        "assert location.job_names == ['sample', 'agentmesh_decide'], location.job_names"
+        "assert location.job_names == ['sample', 'agentmesh_decide', 'agentmesh_finalize'], location.job_names"
     )
     loaded = loaded_after(program, tmp_path)
     assert "litellm" not in loaded

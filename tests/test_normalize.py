@@ -384,3 +384,326 @@ def test_a_human_approval_is_a_human_node() -> None:
     )
     assert spelled["requires_approval"] == "input.a > 3"
     assert spelled["approval"] == {"on_timeout": "reject", "timeout": 9}
+
+
+NESTED = {
+    "slug": "w",
+    "entryPoint": "each",
+    "onFailure": {"steps": [{"id": "tell", "toolId": "page", "inputMapping": {"text": "${run.error.message}"}}]},
+    "finally": {"nodes": {"sum": {"type": "agent", "config": {"agent": {"model": "m", "systemPrompt": "hi"}}}}},
+    "nodes": {
+        "each": {
+            "type": "foreach",
+            "config": {
+                "items": "${user_input.orders}",
+                "key": "${loopItem.id}",
+                "onItemError": "skip",
+                "body": {
+                    "nodes": {
+                        "size": {
+                            "type": "conditional",
+                            "label": "Size",
+                            "config": {
+                                "conditions": [{"expression": "${loopItem.n} > 1", "targetNodeId": "again"}],
+                                "defaultTarget": "small",
+                            },
+                        },
+                        "small": {"type": "transform", "config": {"output": "${loopIndex}"}, "set": {"aB": "${x}"}},
+                        "again": {
+                            "type": "dowhile",
+                            "config": {
+                                "condition": "${steps.both.output.a.n} < 8",
+                                "maxIterations": 3,
+                                "body": {
+                                    "steps": [
+                                        {"id": "draft", "agentId": "writer", "promptTemplate": "${iteration}"},
+                                        {
+                                            "id": "both",
+                                            "type": "parallel",
+                                            "branches": {
+                                                "b": {"workflowSlug": "c", "inputMapping": {"aB": "${item}"}},
+                                                "a": {"nodes": [{"id": "ask", "type": "human_approval"}]},
+                                            },
+                                        },
+                                    ],
+                                    "edges": [{"fromNodeId": "draft", "toNodeId": "both", "sourceHandle": "error"}],
+                                },
+                            },
+                        },
+                    },
+                    "edges": [{"fromNodeId": "size", "toNodeId": "small", "condition": "${loopItem.a}"}],
+                },
+            },
+        },
+    },
+    "edges": [],
+}  # fmt: skip
+
+
+def test_everything_is_respelled_in_bodies_of_every_depth() -> None:
+    before = copy.deepcopy(NESTED)
+    done = normal(NESTED)
+    assert before == NESTED
+    inner = {
+        "nodes": [
+            {"id": "draft", "type": "agent", "config": {"agent": "writer", "prompt": "{{ iteration }}"}},
+            {
+                "id": "both",
+                "type": "parallel",
+                "config": {
+                    "branches": {
+                        "b": {"workflow": "c", "input": {"aB": "{{ item }}"}},
+                        "a": {"nodes": [{"id": "ask", "type": "human"}]},
+                    }
+                },
+            },
+        ],
+        "edges": [
+            {"source": "draft", "target": "both"},
+            {"source": "draft", "target": "both", "source_handle": "error"},
+        ],
+    }
+    loop = {"until": "not (steps.both.output.a.n < 8)", "max_iterations": 3, "body": inner}
+    assert done["nodes"][0]["config"] == {
+        "items": "{{ input.orders }}",
+        "key": "item.id",
+        "on_item_error": "skip",
+        "body": {
+            "nodes": [
+                {
+                    "id": "size",
+                    "type": "branch",
+                    "name": "Size",
+                    "config": {
+                        "conditions": [{"when": "item.n > 1", "handle": "again"}],
+                        "default": "small",
+                    },
+                },
+                {
+                    "id": "small",
+                    "type": "transform",
+                    "config": {"output": "{{ index }}"},
+                    "set": {"aB": "{{ x }}"},
+                },
+                {"id": "again", "type": "loop", "config": loop},
+            ],
+            "edges": [
+                {"source": "size", "target": "small", "condition": "item.a", "source_handle": "small"},
+                {"source": "size", "target": "again", "source_handle": "again"},
+            ],
+        },
+    }
+    assert done["on_failure"] == {
+        "nodes": [
+            {
+                "id": "tell",
+                "type": "tool",
+                "config": {"tool": "page", "input": {"text": "{{ run.error.message }}"}},
+            }
+        ],
+        "edges": [],
+    }
+    assert done["finally"] == {
+        "nodes": [{"id": "sum", "type": "agent", "config": {"agent": "w__finally__sum"}}]
+    }
+    assert normal(done) == done
+
+
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [
+        ("on_failure.nodes[0].config.input.text", "onFailure.steps[0].inputMapping.text"),
+        ("finally.nodes[0].config.agent", "finally.nodes.sum.config.agent"),
+        ("nodes[0].config.on_item_error", "nodes.each.config.onItemError"),
+        ("nodes[0].config.body.nodes[0].name", "nodes.each.config.body.nodes.size.label"),
+        (
+            "nodes[0].config.body.nodes[0].config.conditions[0].when",
+            "nodes.each.config.body.nodes.size.config.conditions[0].expression",
+        ),
+        ("nodes[0].config.body.edges[0].source", "nodes.each.config.body.edges[0].fromNodeId"),
+        ("nodes[0].config.body.nodes[2].config.until", "nodes.each.config.body.nodes.again.config.condition"),
+        (
+            "nodes[0].config.body.nodes[2].config.body.nodes[0].config.prompt",
+            "nodes.each.config.body.nodes.again.config.body.steps[0].promptTemplate",
+        ),
+        (
+            "nodes[0].config.body.nodes[2].config.body.edges[1].source_handle",
+            "nodes.each.config.body.nodes.again.config.body.edges[0].sourceHandle",
+        ),
+        (
+            "nodes[0].config.body.nodes[2].config.body.nodes[1].config.branches.b.input.aB",
+            "nodes.each.config.body.nodes.again.config.body.steps[1].branches.b.inputMapping.aB",
+        ),
+        (
+            "nodes[0].config.body.nodes[2].config.body.nodes[1].config.branches.a.nodes[0].type",
+            "nodes.each.config.body.nodes.again.config.body.steps[1].branches.a.nodes[0].type",
+        ),
+    ],
+)
+def test_places_in_bodies_point_back_to_what_the_author_wrote(path: str, written: str) -> None:
+    assert normalize(NESTED).origins[0].author_path(path) == written
+    lifted = {"slug": "w", "definitionJson": {k: v for k, v in NESTED.items() if k != "slug"}}
+    assert normalize(lifted).origins[0].author_path(path) == f"definitionJson.{written}"
+
+
+def test_agents_and_tools_inline_in_bodies_are_named_by_their_place() -> None:
+    ask = {"id": "ask", "type": "agent", "config": {"agent": {"model": "m", "systemPrompt": "hi"}}}
+    now = {"id": "now", "type": "tool", "config": {"tool": {"type": "builtin", "config": {"name": "now"}}}}
+    branches = {"left": {"nodes": [ask]}, "right": {"nodes": [ask, now]}}
+    both = {"id": "both", "type": "parallel", "config": {"branches": branches}}
+    each = {"id": "each", "type": "foreach", "config": {"items": [], "body": {"nodes": [both, ask]}}}
+    chosen = {**ask, "config": {"agent": {"slug": "mine", "model": "m"}}}
+    raw = {
+        "kind": "workflow",
+        "slug": "my-flow",
+        "nodes": [{"id": "start", "type": "start"}, each, ask],
+        "edges": [],
+        "on_failure": {"nodes": [ask]},
+        "finally": {"nodes": [chosen]},
+    }
+    result = normalize(raw)
+    main, *others = result.documents
+    assert {d["slug"]: d["kind"] for d in others} == {
+        "my-flow__each__both__left__ask": "agent",
+        "my-flow__each__both__right__ask": "agent",
+        "my-flow__each__both__right__now": "tool",
+        "my-flow__each__ask": "agent",
+        "my-flow__ask": "agent",
+        "my-flow__on_failure__ask": "agent",
+        "mine": "agent",
+    }
+    assert all(validate_document(d).errors == () for d in others)
+    places = {
+        d["slug"]: o.author_path("instructions") for d, o in zip(others, result.origins[1:], strict=True)
+    }
+    assert places["my-flow__each__both__right__ask"] == (
+        "nodes[1].config.body.nodes[0].config.branches.right.nodes[0].config.agent.systemPrompt"
+    )
+    assert places["my-flow__on_failure__ask"] == "on_failure.nodes[0].config.agent.systemPrompt"
+    assert main["finally"]["nodes"][0]["config"] == {"agent": "mine"}
+    assert [normal(d) for d in result.documents] == list(result.documents)
+
+
+@pytest.mark.parametrize("slug", ["w__", "w__each__", "w__a____b", "w__each__1", "__a__b", "w__" + "a" * 64])
+def test_other_slugs_with_two_underscores_are_refused(slug: str) -> None:
+    checked = validate_document({"kind": "agent", "slug": slug, "model": "m"})
+    assert [p.code for p in checked.problems] == ["slug-invalid"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ({"condition": "${user_input.x} > 1"}, {"until": "not (input.x > 1)"}),
+        ({"while": "a or b"}, {"until": "not (a or b)"}),
+        ({"until": "${loopItem.x}"}, {"until": "item.x"}),
+        ({"condition": True}, {"until": True}),
+        ({"condition": "a", "until": "b"}, {"condition": "a", "until": "b"}),
+        ({"maxIterations": 3, "delayS": "5s", "onLimit": "continue"},
+         {"max_iterations": 3, "delay_s": "5s", "on_limit": "continue"}),
+    ],
+)  # fmt: skip
+def test_a_dowhile_is_a_loop_that_asks_after_each_pass(written: Json, meant: Json) -> None:
+    assert node("dowhile", **written) == meant
+    raw = {"slug": "w", "steps": [{"id": "n", "type": "dowhile", **written}]}
+    again = normal(raw)["nodes"][0]
+    assert (again["type"], again["config"]) == ("loop", meant)
+
+
+def test_a_loop_that_is_written_as_one_keeps_its_condition() -> None:
+    assert node("loop", **{"while": "${user_input.x}"}) == {"while": "input.x"}
+    assert node("loop", condition="a") == {"condition": "a"}
+
+
+@pytest.mark.parametrize("kind", ["foreach", "loop", "dowhile"])
+def test_a_body_may_stand_in_the_config_itself(kind: str) -> None:
+    a = {"id": "a", "type": "transform", "config": {"output": "${user_input.x}"}}
+    done = {**a, "config": {"output": "{{ input.x }}"}}
+    b = {**done, "id": "b"}
+    edge = {"source": "a", "target": "b"}
+    listed = {"nodes": [a, b], "edges": [{"fromNodeId": "a", "toNodeId": "b"}]}
+    assert node(kind, concurrency=3, **listed) == {
+        "concurrency": 3,
+        "body": {"nodes": [done, b], "edges": [edge]},
+    }
+    named = {"nodes": {"a": {k: v for k, v in a.items() if k != "id"}, "b": b}, "entryPoint": "a"}
+    assert node(kind, **named, edges=[edge]) == {"body": {"nodes": [done, b], "edges": [edge]}}
+    assert node(kind, steps=[a, b]) == {"body": {"nodes": [done, b], "edges": [edge]}}
+    assert node(kind, workflowSlug="other", inputMapping={"aB": "${item}"}) == {
+        "body": {"workflow": "other", "input": {"aB": "{{ item }}"}}
+    }
+    both = {"body": {"workflow": "other"}, "nodes": [a]}
+    assert node(kind, **both) == {"body": {"workflow": "other"}, "nodes": [a]}
+
+    raw = {"slug": "w", "steps": [{"id": "n", "type": kind, "steps": [{"id": "x", "agentId": "w"}]}]}
+    origin = normalize(raw).origins[0]
+    assert origin.author_path("nodes[0].config.body.nodes[0].config.agent") == "steps[0].steps[0].agentId"
+    assert origin.author_path("nodes[0].config.body") == "steps[0].config"
+    direct = {"nodes": [{"id": "n", "type": kind, "config": listed}], "kind": "workflow", "slug": "w"}
+    origin = normalize(direct).origins[0]
+    assert origin.author_path("nodes[0].config.body.edges[0].source") == "nodes[0].config.edges[0].fromNodeId"
+    assert origin.author_path("nodes[0].config.body.nodes[1].id") == "nodes[0].config.nodes[1].id"
+
+
+def test_the_entry_of_a_body_is_a_node_that_nothing_leads_to() -> None:
+    nodes = [{"id": name, "type": "transform", "config": {"output": 1}} for name in ("a", "b")]
+    edges = [{"fromNodeId": "a", "toNodeId": "b"}]
+    assert (
+        "entryPoint" not in node("foreach", body={"nodes": nodes, "edges": edges, "entryPoint": "a"})["body"]
+    )
+    for wrong in ("b", "gone", 3):
+        left = node("foreach", body={"nodes": nodes, "edges": edges, "entryPoint": wrong})["body"]
+        assert left["entryPoint"] == wrong
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="${}'\"%# .auser_input\\", max_size=40), st.sampled_from(["foreach", "parallel"]))
+def test_text_in_bodies_is_respelled_once(text: str, kind: str) -> None:
+    body: Json = {
+        "nodes": [{"id": "n", "type": "transform", "config": {"output": text}, "set": {"k": text}}],
+        "edges": [{"source": "n", "target": "n", "condition": text}],
+    }
+    for _ in range(3):
+        held = {"body": body} if kind == "foreach" else {"branches": {"x": body}}
+        body = {"nodes": [{"id": "n", "type": kind, "config": held}]}
+    done = normal({"kind": "workflow", "slug": "w", "nodes": [], "edges": [], "finally": body})["finally"]
+    for _ in range(3):
+        config = done["nodes"][0]["config"]
+        done = config["body"] if kind == "foreach" else config["branches"]["x"]
+    assert done["nodes"][0]["config"]["output"] == canonical_template(text)
+    assert done["nodes"][0]["set"]["k"] == canonical_template(text)
+    assert done["edges"][0]["condition"] == canonical_condition(text)
+
+
+@pytest.mark.parametrize("body", [None, 3, "text", [], {}, {"nodes": 3}, {"nodes": [3]}, {"steps": {}}])
+def test_what_is_no_body_is_left(body: Json) -> None:
+    for kind, held in (("foreach", {"body": body}), ("parallel", {"branches": {"x": body}})):
+        assert node(kind, **held) == held
+    assert node("parallel", branches=body) == {"branches": body}
+    raw = {"kind": "workflow", "slug": "w", "nodes": [], "edges": [], "finally": body}
+    assert normal(raw) == raw
+
+
+def steps_within_steps(depth: int) -> Json:
+    step: Json = {"id": "n", "type": "transform", "output": "${x}"}
+    for level in range(depth):
+        step = {"id": f"n{level}", "type": "foreach", "items": "${x}", "steps": [step]}
+    return {"slug": "w", "steps": [step]}
+
+
+def test_bodies_nest_as_deep_as_a_document_may() -> None:
+    # Each level of nodes is a list, a node, its config and a body.
+    fits = normalize(steps_within_steps(14)).documents[0]
+    assert "too-deep" not in {p.code for p in validate_document(fits).problems}
+    for depth in (16, 31):
+        [result] = validate_raw([steps_within_steps(depth)])
+        assert [p.code for p in result.checked.errors] == ["too-deep"]
+    # What is too deep as it was written is not looked into.
+    raw = steps_within_steps(40)
+    assert normalize(raw).documents == (raw,)
+
+
+@pytest.mark.parametrize(("depth", "code"), [(70, "too-deep"), (300, "too-deep"), (100_000, "field-unknown")])
+def test_text_that_holds_a_deep_graph_is_refused(depth: int, code: str) -> None:
+    text = '{"nodes": ' + "[" * depth + "]" * depth + "}"
+    [result] = validate_raw([{"kind": "workflow", "slug": "w", "definitionJson": text}])
+    assert code in {p.code for p in result.checked.errors}

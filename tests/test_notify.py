@@ -25,7 +25,7 @@ from store_samples import a_run, a_step
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import GROUP_NOTIFIERS
 from agentmesh_dagster.errors import AgentMeshError, ApprovalError, StoreError
-from agentmesh_dagster.records import Event, Notice, StepStatus, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.records import Entry, Event, Notice, StepStatus, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.functions import FunctionRegistry
 from agentmesh_dagster.runtime.how_to_decide import how_to_decide
@@ -666,7 +666,7 @@ def test_over_the_real_store(store: Store, server: FakeHttp) -> None:
     async def open_it() -> None:
         await store.journal.bind_run(a_run(wait.run_id), "dagster-1")
         step = a_step("review", wait.run_id, node_type="human", status=StepStatus.WAITING, finished_at=None)
-        await store.journal.record(step, opened=[wait])
+        await store.journal.record([Entry(step=step, opened=(wait,))])
 
     asyncio.run(open_it())
     world = World(store, journal=store.journal)

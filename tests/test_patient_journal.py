@@ -26,7 +26,7 @@ from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import ENV_FAULT_LOG
 from agentmesh_dagster.errors import ReplayError, StoreError
 from agentmesh_dagster.faults import arm_from_environment
-from agentmesh_dagster.records import Run, RunStatus, StepStatus
+from agentmesh_dagster.records import Entry, Run, RunStatus, StepStatus
 from agentmesh_dagster.runtime.patient import PatientJournal
 from agentmesh_dagster.store import Store, engine, open_store
 from agentmesh_dagster.store.failures import StoreUnavailable
@@ -175,6 +175,12 @@ STEPS = (
     a_step("ask", status=StepStatus.RUNNING, finished_at=None, duration_ms=None),
     a_step("ask", output={"text": "hello"}, input_tokens=3, output_tokens=2, cost_usd=0.5),
 )
+TOOL = Entry(
+    step=a_step("use", kind="tool", status=StepStatus.RUNNING, finished_at=None),
+    events=(an_event("tool.call", step_key="use"),),
+)
+USED = Entry(step=a_step("use", kind="tool"), events=(an_event("tool.response", step_key="use"),))
+BATCH = (TOOL, USED, Entry(step=a_step("end", kind="route")))
 
 
 async def whole_run(journal: Any) -> dict[str, Any]:
@@ -183,8 +189,9 @@ async def whole_run(journal: Any) -> dict[str, Any]:
     leased = await journal.renew_lease("run-1", "run-1", now=NOON, until=at(60))
     refused = await journal.renew_lease("run-1", "other", now=NOON, until=at(60))
     for step, events in zip(STEPS, ((), [COMPLETED]), strict=True):
-        await journal.record(step, events)
+        await journal.record([Entry(step=step, events=tuple(events))])
     await journal.record_events([an_event("node.retry", id="event-1")])
+    await journal.record(BATCH)
     moved = await journal.finish_run("run-1", RunStatus.SUCCEEDED, at=at(9), output={"a": 1}, events=[ENDED])
     again = await journal.finish_run("run-1", RunStatus.FAILED, at=at(10), error={"code": "late"})
     await journal.release_lease("run-1", "run-1")
@@ -203,9 +210,18 @@ def assert_written_once(store: Store, answers: dict[str, Any]) -> None:
     assert (run.status, run.output, run.finished_at) == (RunStatus.SUCCEEDED, {"a": 1}, at(9))
     assert (run.steps_executed, run.input_tokens, run.output_tokens, run.cost_usd) == (1, 3, 2, 0.5)
     assert run.dagster_run_ids == ("run-1",)
-    assert [(step.key, step.status) for step in store.runs.steps("run-1")] == [("ask", StepStatus.SUCCEEDED)]
+    assert {step.key: step.status for step in store.runs.steps("run-1")} == dict.fromkeys(
+        ("ask", "use", "end"), StepStatus.SUCCEEDED
+    )
     types = [event.type for event in store.runs.events("run-1")]
-    assert types == ["run.started", "step.completed", "node.retry", "run.completed"]
+    assert types == [
+        "run.started",
+        "step.completed",
+        "node.retry",
+        "tool.call",
+        "tool.response",
+        "run.completed",
+    ]
     assert store.runs.lease("run-1") is None
 
 
@@ -224,7 +240,7 @@ class TestLostAnswers:
         assert (unreliable.fails_before, unreliable.fails_after) == ("", "")
         assert_written_once(store, answers)
 
-    @pytest.mark.parametrize("write", range(len(WRITES) + 3))
+    @pytest.mark.parametrize("write", range(len(WRITES) + 4))
     def test_a_commit_whose_answer_is_lost_with_the_connection(self, postgres_url: str, write: int):
         with TcpProxy(postgres_url) as proxy, open_store(proxy.url) as store:
             count = 0
@@ -325,12 +341,14 @@ def test_each_write_passes_its_points_once_and_renewals_pass_none(
             arm_from_environment()
     names = (
         "bind_run#1 renew_lease#1 renew_lease#2 record.node.running#1 record.node.succeeded#1 record_events#1"
+        " record.tool.running#1+record.tool.succeeded#1+record.route.succeeded#1"
         " finish_run#1 finish_run#2 release_lease#1 renew_lease#3"
     )
     expected = [
         f"journal.{name}.{side}#{number}"
-        for name, number in (each.split("#") for each in names.split())
+        for call in names.split()
         for side in ("before", "after")
+        for name, number in (each.split("#") for each in call.split("+"))
     ]
     assert log.read_text().split() == expected
 

@@ -28,7 +28,9 @@ def project(sqlite_url: str, tmp_path: Path) -> Iterator[GateProject]:
 
 
 def names(location: dg.RepositoryDefinition) -> list[str]:
-    return sorted(name for name in location.job_names if name != "agentmesh_decide")
+    """The jobs of workflows."""
+    own = ("agentmesh_decide", "agentmesh_finalize")
+    return sorted(name for name in location.job_names if name not in own)
 
 
 def test_a_run_that_waits_ends_as_the_version_that_it_began_as_though_the_next_one_has_no_gate(
@@ -77,7 +79,7 @@ def test_each_publication_in_use_has_a_job(project: GateProject):
     location = project.load()
     assert names(location) == ["gated", *pinned]
     sensor = location.get_sensor_def("agentmesh_gates")
-    assert sorted(target.job_name for target in sensor.targets) == ["gated", *pinned]
+    assert sorted(target.job_name for target in sensor.targets) == ["agentmesh_finalize", "gated", *pinned]
 
 
 def test_what_is_withdrawn_stays_for_the_runs_that_wait(project: GateProject):

@@ -12,7 +12,17 @@ import pytest
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.orchestration.reconcile import Correction, is_dagster_run_over, reconcile
-from agentmesh_dagster.records import Run, RunStatus, Step, StepStatus
+from agentmesh_dagster.records import (
+    Entry,
+    Event,
+    Run,
+    RunStatus,
+    Step,
+    StepStatus,
+    Wait,
+    WaitKind,
+    WaitStatus,
+)
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.store import Store
 
@@ -21,6 +31,11 @@ AGO = timedelta(seconds=1)
 
 @dg.job
 def nothing() -> None:
+    pass
+
+
+@dg.job(name="agentmesh_finalize")
+def finalize() -> None:
     pass
 
 
@@ -313,7 +328,7 @@ def test_a_failed_run_whose_other_steps_are_at_work_is_left_alone(store: Store, 
         dagster_run_id=run_id,
         status=StepStatus.SUCCEEDED,
     )
-    run_on_loop(store.journal.record(replace(step, started_at=long_ago, finished_at=now())))
+    run_on_loop(store.journal.record([Entry(step=replace(step, started_at=long_ago, finished_at=now()))]))
 
     assert reconcile(store, instance, "default", Later(61)) == []
     assert failures(instance, run_id) == 0
@@ -427,3 +442,133 @@ def test_retries_that_dagster_gave_up_are_taken_over(
 
     ready = [(run.run_id, run.reason) for run in store.claims.poll("default", now()).ready]
     assert ready == ([(row.id, "retry")] if adopted else [])
+
+
+def finalizing(
+    store: Store, instance: dg.DagsterInstance, status: dg.DagsterRunStatus, *, ended_at: datetime
+) -> tuple[str, str]:
+    """A run that has succeeded, and the Dagster run that finalizes it; that one holds no lease."""
+    worked = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.SUCCESS)
+    run = Run(
+        id=worked.run_id,
+        project="default",
+        kind="workflow",
+        slug="careful",
+        version=1,
+        publication=1,
+        definition_hash="hash",
+        status=RunStatus.RUNNING,
+        started_at=ended_at,
+        finalizers="always",
+    )
+    run_on_loop(store.journal.bind_run(run, run.id))
+    events = [event(run.id, "run.completed", ended_at)]
+    store.runs.set_status(run.id, (RunStatus.RUNNING,), RunStatus.SUCCEEDED, at=ended_at, events=events)
+    claim = store.claims.claim(run.id, reason="finalize")
+    assert claim is not None
+    at_work = instance.create_run_for_job(
+        finalize, tags={"agentmesh/project": "default"}, status=dg.DagsterRunStatus.STARTED
+    )
+    if status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceling(at_work)
+    run_on_loop(store.journal.bind_run(run, at_work.run_id, claim=claim.id))
+    return run.id, at_work.run_id
+
+
+def event(run_id: str, type: str, at: datetime) -> Event:
+    return Event(id=SystemClock().new_id(), at=at, project="default", run_id=run_id, type=type)
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE),
+        (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED),
+    ],
+)
+def test_a_killed_worker_that_finalized_a_run_is_reported_and_the_run_stays_as_it_ended(
+    store: Store, instance: dg.DagsterInstance, status: dg.DagsterRunStatus, shown: dg.DagsterRunStatus
+):
+    run_id, at_work = finalizing(store, instance, status, ended_at=now())
+    early = now() - timedelta(days=1)
+    run_on_loop(store.journal.renew_lease(run_id, at_work, now=early, until=now() - AGO))
+
+    (correction,) = reconcile(store, instance, "default")
+
+    assert (correction.run_id, correction.status) == (run_id, RunStatus.SUCCEEDED)
+    told = instance.get_run_by_id(at_work)
+    assert told is not None
+    assert told.status is shown
+    assert store.runs.get(run_id).status is RunStatus.SUCCEEDED
+    assert store.runs.lease(run_id) is None
+    assert reconcile(store, instance, "default") == []
+
+
+def test_one_that_has_just_finalized_a_run_is_not_held_for_dead(store: Store, instance: dg.DagsterInstance):
+    ended_at = now() - timedelta(hours=2)
+    run_id, at_work = finalizing(store, instance, dg.DagsterRunStatus.STARTED, ended_at=ended_at)
+    store.runs.add_events([event(run_id, "run.finalized", now())])
+
+    assert reconcile(store, instance, "default") == []
+    (correction,) = reconcile(store, instance, "default", Later(61))
+
+    assert correction.run_id == run_id
+    told = instance.get_run_by_id(at_work)
+    assert told is not None
+    assert told.status is dg.DagsterRunStatus.FAILURE
+
+
+@pytest.mark.parametrize(("due_in", "is_over"), [(-AGO, True), (timedelta(hours=1), False)])
+def test_a_run_whose_time_is_over_while_it_waits_is_failed_and_asks_nobody_any_more(
+    store: Store, instance: dg.DagsterInstance, due_in: timedelta, is_over: bool
+):
+    dagster_run = instance.create_run_for_job(nothing, status=dg.DagsterRunStatus.SUCCESS)
+    run_id = dagster_run.run_id
+    row = Run(
+        id=run_id,
+        project="default",
+        kind="workflow",
+        slug="slow",
+        version=1,
+        publication=1,
+        definition_hash="hash",
+        status=RunStatus.RUNNING,
+        started_at=now(),
+        deadline_at=now() + due_in,
+        retries_left=2,
+    )
+    run_on_loop(store.journal.bind_run(row, run_id))
+    wait = Wait(
+        id=SystemClock().new_id(),
+        project="default",
+        run_id=run_id,
+        step_key="review",
+        kind=WaitKind.HUMAN,
+        created_at=now(),
+    )
+    step = Step(
+        run_id=run_id,
+        key="review",
+        node_id="review",
+        node_type="human",
+        status=StepStatus.WAITING,
+        dagster_run_id=run_id,
+    )
+    run_on_loop(store.journal.record([Entry(step=step, opened=(wait,))]))
+    store.runs.set_status(run_id, (RunStatus.RUNNING,), RunStatus.WAITING)
+
+    corrections = reconcile(store, instance, "default")
+
+    assert [each.run_id for each in corrections] == ([run_id] if is_over else [])
+    run = store.runs.get(run_id)
+    assert run.status is (RunStatus.FAILED if is_over else RunStatus.WAITING)
+    stands = store.waits.get("default", wait.id)
+    assert stands.status is (WaitStatus.CANCELED if is_over else WaitStatus.OPEN)
+    if is_over:
+        assert run.error["code"] == "run-timeout"
+        told = instance.get_run_by_id(run_id)
+        assert told is not None
+        assert told.tags["agentmesh/status"] == "failed"
+        # A retry would be late too.
+        assert run.retries_left == 0
+        assert reconcile(store, instance, "default") == []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
 from agentmesh_dagster.errors import DocumentInvalid
-from agentmesh_dagster.specs.base import Reference
 from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.specs.documents import AgentSpec, Document, NetworkSpec, ToolSpec, WorkflowSpec
-from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.resolve import (
     DocumentLibrary,
     PinnedDocument,
@@ -18,13 +16,6 @@ from agentmesh_dagster.specs.resolve import (
     references_of,
     resolve_closure,
 )
-
-
-class WorkflowConfig(NodeConfig):
-    workflow: Annotated[str, Reference("workflow")]
-
-
-CONFIGS = {**BUILTIN_NODE_CONFIGS, "workflow": WorkflowConfig}
 
 
 class Versions:
@@ -59,8 +50,8 @@ def at(version: int, document: Document, *, is_active: bool = True) -> PinnedDoc
 
 def problems_of(document: Document, library: Any) -> list[dict[str, Any]]:
     with pytest.raises(DocumentInvalid) as caught:
-        resolve_closure(document, 1, library, node_configs=CONFIGS)
-    told = [p.to_json() for p in check_references(document, library, node_configs=CONFIGS)]
+        resolve_closure(document, 1, library)
+    told = [p.to_json() for p in check_references(document, library)]
     assert told == caught.value.problems
     assert str(caught.value).startswith(f"{document.kind} {document.slug!r}: ")
     return told
@@ -72,7 +63,7 @@ def test_the_closure_holds_all_that_is_reached_and_nothing_else() -> None:
         [agent("lead", agents=["helper"]), agent("helper", tools=["search"]), tool("clock"), tool("search"),
          tool("unused"), flow("inner", {"agent": "other"}), agent("other")]
     )  # fmt: skip
-    closure = resolve_closure(root, 7, library, node_configs=CONFIGS)
+    closure = resolve_closure(root, 7, library)
     assert (closure.kind, closure.slug) == ("workflow", "root")
     assert closure.workflow == root
     assert sorted(closure.agents) == ["helper", "lead", "other"]
@@ -134,6 +125,66 @@ def test_a_workflow_that_contains_itself_names_the_chain() -> None:
     assert "workflow 'p' -> workflow 'p'" in below["message"]
 
 
+BODIES = {
+    "item": {"type": "foreach", "config": {"items": [], "body": {"workflow": "a"}}},
+    "branch": {"type": "parallel", "config": {"branches": {"left": {"workflow": "a"}}}},
+    "node": {
+        "type": "loop",
+        "config": {
+            "until": "true",
+            "max_iterations": 1,
+            "body": {"nodes": [{"id": "call", "type": "workflow", "config": {"workflow": "a"}}]},
+        },
+    },
+}
+PLACES = {
+    "item": "nodes[0].config.body.workflow",
+    "branch": "nodes[0].config.branches.left.workflow",
+    "node": "nodes[0].config.body.nodes[0].config.workflow",
+}
+
+
+@pytest.mark.parametrize("where", list(BODIES))
+def test_a_workflow_that_contains_itself_in_a_body_names_the_chain(where: str) -> None:
+    nodes = [{"id": "n", **BODIES[where]}]
+    b = WorkflowSpec.model_validate({"slug": "b", "nodes": nodes, "edges": []})
+    [problem] = problems_of(flow("a", {"workflow": "b"}), DocumentLibrary([b]))
+    assert (problem["code"], problem["path"]) == ("reference-cycle", "nodes[0].config.workflow")
+    assert "workflow 'a' -> workflow 'b' -> workflow 'a'" in problem["message"]
+    root = WorkflowSpec.model_validate({"slug": "a", "nodes": nodes, "edges": []})
+    [direct] = problems_of(root, DocumentLibrary([]))
+    assert (direct["code"], direct["path"]) == ("reference-cycle", PLACES[where])
+
+
+@pytest.mark.parametrize("where", ["on_failure", "finally"])
+def test_what_runs_at_the_end_is_reached_too(where: str) -> None:
+    body = {"nodes": [{"id": "tell", "type": "tool", "config": {"tool": "page"}}]}
+    root = WorkflowSpec.model_validate({"slug": "w", "nodes": [], "edges": [], where: body})
+    assert list(resolve_closure(root, 1, DocumentLibrary([tool("page")])).tools) == ["page"]
+    [gone] = problems_of(root, DocumentLibrary([]))
+    assert (gone["code"], gone["path"]) == ("reference-missing", f"{where}.nodes[0].config.tool")
+    again = WorkflowSpec.model_validate({"slug": "w", "nodes": [], "edges": [], where: {"workflow": "w"}})
+    [cycle] = problems_of(again, DocumentLibrary([]))
+    assert (cycle["code"], cycle["path"]) == ("reference-cycle", f"{where}.workflow")
+
+
+def test_a_missing_document_is_told_at_its_place_in_a_body() -> None:
+    inner = {"id": "ask", "type": "agent", "config": {"agent": "gone"}}
+    config = {"items": [], "body": {"nodes": [inner]}}
+    nodes = [
+        {"id": "both", "type": "parallel", "config": {"branches": {"left": {"nodes": [
+            {"id": "each", "type": "foreach", "config": config},
+        ]}}}},
+    ]  # fmt: skip
+    below = WorkflowSpec.model_validate({"slug": "below", "nodes": nodes, "edges": []})
+    place = "nodes[0].config.branches.left.nodes[0].config.body.nodes[0].config.agent"
+    [problem] = problems_of(below, DocumentLibrary([]))
+    assert (problem["code"], problem["path"]) == ("reference-missing", place)
+    [through] = problems_of(flow("root", {"workflow": "below"}), DocumentLibrary([below]))
+    assert through["path"] == "nodes[0].config.workflow"
+    assert f"workflow 'below', {place}" in through["message"]
+
+
 def test_agents_may_hand_over_to_each_other() -> None:
     library = DocumentLibrary([agent("a", agents=["b"]), agent("b", agents=["a"])])
     assert sorted(resolve_closure(flow("w", {"agent": "a"}), 1, library).agents) == ["a", "b"]
@@ -148,9 +199,7 @@ def test_a_diamond_is_no_cycle() -> None:
             tool("t"),
         ]
     )
-    closure = resolve_closure(
-        flow("top", {"workflow": "l"}, {"workflow": "r"}), 1, library, node_configs=CONFIGS
-    )
+    closure = resolve_closure(flow("top", {"workflow": "l"}, {"workflow": "r"}), 1, library)
     assert sorted(closure.workflows) == ["end", "l", "r", "top"]
 
 
@@ -167,7 +216,7 @@ def test_a_network_reaches_its_primitives() -> None:
 def test_a_long_chain_of_workflows_is_followed() -> None:
     documents = [flow(f"w{i}", {"workflow": f"w{i + 1}"}) for i in range(1, 1500)]
     library = DocumentLibrary([*documents, flow("w1500")])
-    closure = resolve_closure(flow("w0", {"workflow": "w1"}), 1, library, node_configs=CONFIGS)
+    closure = resolve_closure(flow("w0", {"workflow": "w1"}), 1, library)
     assert len(closure.workflows) == 1501
 
 

@@ -15,12 +15,12 @@ import pytest
 from sqlalchemy import event as engine_event
 from store_samples import HandClock, a_run, a_step, a_vote, a_wait, an_event, at
 
-from agentmesh_dagster.constants import ENV_FAULT
+from agentmesh_dagster.constants import ENV_FAULT, EVENT_RUN_ENDED
 from agentmesh_dagster.errors import AgentMeshError, ApprovalError, NotFound, RunRefused
 from agentmesh_dagster.faults import arm_from_environment
-from agentmesh_dagster.records import Claim, ReadyRun, Run, RunStatus, StepStatus, WaitKind, WaitStatus
+from agentmesh_dagster.records import Claim, Entry, ReadyRun, Run, RunStatus, StepStatus, WaitKind, WaitStatus
 from agentmesh_dagster.store import Store, open_store
-from agentmesh_dagster.store.claims import window_s
+from agentmesh_dagster.store.ready_runs import window_s
 
 
 def run(coroutine: Any) -> Any:
@@ -43,7 +43,7 @@ async def wait_at_gate(store: Store, run_id: str = "run-1", *, is_decided: bool 
     gate = a_wait(run_id=run_id, **fields)
     await store.journal.bind_run(a_run(run_id), run_id)
     await store.journal.record(
-        a_step("gate", run_id, status=StepStatus.WAITING, finished_at=None), opened=[gate]
+        [Entry(step=a_step("gate", run_id, status=StepStatus.WAITING, finished_at=None), opened=(gate,))]
     )
     await store.journal.finish_run(run_id, RunStatus.WAITING, at=at(1))
     if is_decided:
@@ -79,7 +79,7 @@ def end(store: Store, status: RunStatus, run_id: str = "run-1") -> None:
 def test_a_run_is_ready_when_it_waits_and_an_answer_has_come(store: Store):
     gate = run(wait_at_gate(store, is_decided=False))
     other = a_wait("other")
-    run(store.journal.record(a_step("gate", status=StepStatus.WAITING), opened=[other]))
+    run(store.journal.record([Entry(step=a_step("gate", status=StepStatus.WAITING), opened=(other,))]))
     poll = store.claims.poll("default", at(0))
     assert (poll.ready, poll.has_due, poll.has_notices) == ((), False, False)
     assert store.claims.claim("run-1", reason="gate") is None
@@ -102,13 +102,13 @@ def test_a_run_is_ready_when_it_waits_and_an_answer_has_come(store: Store):
     assert ready(store) == []
     # An answer that the continuation has not taken up asks for another one.
     store.waits.decide("default", other.id, a_vote())
-    run(store.journal.record(a_step("gate", status=StepStatus.RUNNING), used=[gate]))
+    run(store.journal.record([Entry(step=a_step("gate", status=StepStatus.RUNNING), used=(gate,))]))
     assert ready(store) == []
     end(store, RunStatus.WAITING)
     [again] = store.claims.poll("default", at(0)).ready
     assert again.dagster_run_ids == ("run-1", "second")
     bind(store, "third", claimed(store))
-    run(store.journal.record(a_step("gate", status=StepStatus.RUNNING), used=[other.id]))
+    run(store.journal.record([Entry(step=a_step("gate", status=StepStatus.RUNNING), used=(other.id,))]))
     end(store, RunStatus.WAITING)
     assert ready(store) == []
 
@@ -143,7 +143,7 @@ def test_those_that_could_go_on_first_come_first(store: Store):
 
 
 def test_a_poll_is_one_statement_that_reads_no_table_from_end_to_end(store: Store):
-    run(wait_at_gate(store))
+    run(wait_at_gate(store, is_decided=False))
     seen: list[tuple[str, Any]] = []
     engine_event.listen(
         store._database.engine, "before_cursor_execute", lambda *call: seen.append((call[2], call[3]))
@@ -158,7 +158,8 @@ def test_a_poll_is_one_statement_that_reads_no_table_from_end_to_end(store: Stor
         tables = ("runs", "waits", "leases", "inbox", "notices", "dagster_runs")
         assert [line for line in plan if line.startswith(tuple(f"SCAN {name}" for name in tables))] == []
         assert any("ix_waits_project_run_id_ready_at" in line for line in plan)
-        assert any("ix_runs_project_retried" in line for line in plan)
+        for name in ("retried", "starting", "unfinalized"):
+            assert any(f"ix_runs_project_{name}" in line for line in plan)
         assert not any("ix_runs_status" in line for line in plan)
         assert any("ix_waits_project_next_at" in line for line in plan)
 
@@ -275,7 +276,7 @@ def test_a_claim_does_not_count_for_a_run_that_is_over(store: Store):
 def test_a_canceled_run_goes_on_only_when_somebody_asks(store: Store):
     run(wait_at_gate(store))
     open_gate = a_wait("open")
-    run(store.journal.record(a_step("gate", status=StepStatus.WAITING), opened=[open_gate]))
+    run(store.journal.record([Entry(step=a_step("gate", status=StepStatus.WAITING), opened=(open_gate,))]))
     end(store, RunStatus.CANCELED)
     assert ready(store) == []
     for reason in ("gate", "retry"):
@@ -290,7 +291,7 @@ def test_a_canceled_run_goes_on_only_when_somebody_asks(store: Store):
 def test_a_run_that_failed_after_a_claim_is_retried_while_it_may_be(store: Store):
     run(store.journal.bind_run(a_run(retries_left=2), "run-1"))
     gate = a_wait()
-    run(store.journal.record(a_step("gate", status=StepStatus.WAITING), opened=[gate]))
+    run(store.journal.record([Entry(step=a_step("gate", status=StepStatus.WAITING), opened=(gate,))]))
     assert store.runs.get("run-1").retries_left == 2
     end(store, RunStatus.WAITING)
     store.waits.decide("default", gate.id, a_vote())
@@ -438,9 +439,12 @@ def _work(url: str, worker: int, barrier: Any, results: Any) -> None:
             try:
                 if worker % 4 == 0:
                     kind = (WaitKind.EVENT, WaitKind.HUMAN)[index % 2]
-                    wait = a_wait(f"{worker}-{index}", run_id, kind=kind, event_name="e", deadline_at=at(30))
+                    other = f"run-{(index + 1) % 4}"
+                    name, key = (("e", ""), (EVENT_RUN_ENDED, other))[index // 2 % 2]
+                    event = {"event_name": name, "event_key": key, "deadline_at": at(30)}
+                    wait = a_wait(f"{worker}-{index}", run_id, kind=kind, **event)
                     step = a_step(wait.label, run_id, status=StepStatus.WAITING)
-                    run(store.journal.record(step, opened=[wait]))
+                    run(store.journal.record([Entry(step=step, opened=(wait,))]))
                 elif worker % 4 == 1:
                     store.waits.send_event("default", "e", "", index)
                     for each in store.waits.list("default", run_id=run_id, statuses=[WaitStatus.OPEN]):
@@ -471,14 +475,16 @@ def _open(store: Store, run_id: str, wait: Any) -> None:
 
     opened = replace(wait, kind=WaitKind(wait.kind), deadline_at=at(30))
     run(
-        store.journal.record(a_step(f"gate-{wait.label}", run_id, status=StepStatus.WAITING), opened=[opened])
+        store.journal.record(
+            [Entry(step=a_step(f"gate-{wait.label}", run_id, status=StepStatus.WAITING), opened=(opened,))]
+        )
     )
 
 
 def test_writers_of_every_kind_never_wait_for_each_other_in_a_circle(store: Store, database_url: str):
     async def make() -> None:
         for index in range(4):
-            await store.journal.bind_run(a_run(f"run-{index}"), f"run-{index}")
+            await store.journal.bind_run(a_run(f"run-{index}", parent_run_id="run"), f"run-{index}")
 
     run(make())
     context = multiprocessing.get_context("spawn")

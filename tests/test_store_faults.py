@@ -20,18 +20,21 @@ from sqlalchemy import make_url
 from store_samples import a_run, a_step, an_event
 
 from agentmesh_dagster.errors import StoreError
+from agentmesh_dagster.records import Entry
 from agentmesh_dagster.store import Store, open_store
 
 _WRITER = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
 from store_samples import a_run, a_step, an_event
+from agentmesh_dagster.records import Entry
 from agentmesh_dagster.store import open_store
 
 async def work(store, worker):
     for index in range(100_000):
         key = f"w{{worker}}-{{index}}"
-        await store.journal.record(a_step(key, input_tokens=1), [an_event(step_key=key), an_event("x", step_key=key)])
+        events = (an_event(step_key=key), an_event("x", step_key=key))
+        await store.journal.record([Entry(step=a_step(key, input_tokens=1), events=events)])
         print(key, flush=True)
 
 async def main():
@@ -77,19 +80,19 @@ def test_a_killed_writer_leaves_what_it_reported_and_nothing_by_halves(
 
     # PostgreSQL may still be ending the killed session's last transaction when the first query comes.
     wait_for(is_whole, 10)
-    asyncio.run(store.journal.record(a_step("after")))
+    asyncio.run(store.journal.record([Entry(step=a_step("after"))]))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_uses_connections_of_its_own(store: Store, tmp_path: Path):
     asyncio.run(store.journal.bind_run(a_run(), "run-1"))
-    asyncio.run(store.journal.record(a_step("parent-1")))
+    asyncio.run(store.journal.record([Entry(step=a_step("parent-1"))]))
     problem = tmp_path / "problem"
     child = os.fork()
     if child == 0:
         try:
-            asyncio.run(store.journal.record(a_step("child"), [an_event()]))
+            asyncio.run(store.journal.record([Entry(step=a_step("child"), events=(an_event(),))]))
             assert set(asyncio.run(store.journal.steps("run-1"))) == {"parent-1", "child"}
             assert store.catalog.list_projects()
             store.close()
@@ -107,7 +110,7 @@ def test_a_forked_child_uses_connections_of_its_own(store: Store, tmp_path: Path
         time.sleep(0.01)
     assert done[1] == 0, problem.read_text()
     # The child's end has not closed the parent's sessions.
-    asyncio.run(store.journal.record(a_step("parent-2")))
+    asyncio.run(store.journal.record([Entry(step=a_step("parent-2"))]))
     assert set(asyncio.run(store.journal.steps("run-1"))) == {"parent-1", "child", "parent-2"}
 
 
@@ -125,9 +128,9 @@ def _terminate_sessions(url: str) -> None:
 def test_sessions_that_the_server_ended_are_made_anew(postgres_url: str):
     with open_store(postgres_url) as store:
         asyncio.run(store.journal.bind_run(a_run(), "run-1"))
-        asyncio.run(store.journal.record(a_step("before")))
+        asyncio.run(store.journal.record([Entry(step=a_step("before"))]))
         _terminate_sessions(postgres_url)
-        asyncio.run(store.journal.record(a_step("after"), [an_event()]))
+        asyncio.run(store.journal.record([Entry(step=a_step("after"), events=(an_event(),))]))
         assert set(asyncio.run(store.journal.steps("run-1"))) == {"before", "after"}
         _terminate_sessions(postgres_url)
         assert len(store.runs.steps("run-1")) == 2
@@ -151,7 +154,7 @@ def test_an_outage_is_an_error_that_may_be_tried_again(
         rename(name, f"{name}_away")
 
         async def work() -> list[Any]:
-            writes = (store.journal.record(a_step(f"n{index}")) for index in range(5))
+            writes = (store.journal.record([Entry(step=a_step(f"n{index}"))]) for index in range(5))
             return await asyncio.gather(*writes, store.journal.steps("run-1"), return_exceptions=True)
 
         try:
@@ -160,7 +163,7 @@ def test_an_outage_is_an_error_that_may_be_tried_again(
             rename(f"{name}_away", name)
         assert [type(error).__mro__[1] for error in errors] == [StoreError] * 6
         assert all(error.code == "unreachable" and error.retryable for error in errors)
-        asyncio.run(store.journal.record(a_step("again")))
+        asyncio.run(store.journal.record([Entry(step=a_step("again"))]))
         assert [step.key for step in store.runs.steps("run-1")] == ["again"]
 
 
@@ -170,9 +173,9 @@ def _record_many(url: str, worker: int, barrier: Any, done: Any) -> None:
             for index in range(20):
                 run_id = f"run-{(index + line) % 3}"
                 key = f"{worker}-{line}-{index}"
-                await store.journal.record(
-                    a_step(key, run_id, input_tokens=1), [an_event(run_id=run_id, step_key=key)]
-                )
+                step = a_step(key, run_id, input_tokens=1)
+                event = an_event(run_id=run_id, step_key=key)
+                await store.journal.record([Entry(step=step, events=(event,))])
 
         await asyncio.gather(*(chain(line) for line in range(4)))
 

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from store_samples import NOON, a_run, a_step, an_event, at
+from store_samples import NOON, a_run, a_step, a_vote, a_wait, an_event, at
 
 from agentmesh_dagster.errors import AgentMeshError, NotFound, ReplayError, RunRefused, StoreError
-from agentmesh_dagster.records import RunSource, RunStatus, StepStatus
+from agentmesh_dagster.records import Entry, RunSource, RunStatus, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.ports import Journal
 from agentmesh_dagster.store import Store
 
@@ -70,9 +70,9 @@ def test_a_step_comes_back_as_it_was(store: Store, journal: Journal):
         queued_at=at(-1),
         dagster_run_id="run-1",
     )
-    run(journal.record(step))
+    run(journal.record([Entry(step=step)]))
     assert run(journal.steps("run-1")) == {step.key: step}
-    run(journal.record(a_step("b", status=StepStatus.RUNNING)))
+    run(journal.record([Entry(step=a_step("b", status=StepStatus.RUNNING))]))
     assert set(run(journal.steps("run-1", ["b", "missing"]))) == {"b"}
     assert set(run(journal.steps("run-1", [f"no{i}" for i in range(2000)] + ["b"]))) == {"b"}
     assert run(journal.steps("run-1", [])) == {}
@@ -83,7 +83,7 @@ def test_what_is_reported_is_there_for_others(journal: Journal, other_store: Sto
     async def work() -> None:
         for index in range(20):
             key = f"n{index}"
-            await journal.record(a_step(key), [an_event(step_key=key)])
+            await journal.record([Entry(step=a_step(key), events=(an_event(step_key=key),))])
             # In another connection, as another process has it.
             assert [step.key for step in other_store.runs.steps("run-1") if step.key == key] == [key]
             assert other_store.runs.events("run-1")[-1].step_key == key
@@ -93,18 +93,21 @@ def test_what_is_reported_is_there_for_others(journal: Journal, other_store: Sto
 
 def test_a_finished_row_is_never_replaced(store: Store, journal: Journal):
     done = a_step(output={"x": 1}, fingerprint="f", input_tokens=5)
-    run(journal.record(done, [an_event()]))
+    run(journal.record([Entry(step=done, events=(an_event(),))]))
     for change in (
         {"output": {"x": 2}},
         {"status": StepStatus.FAILED},
-        {"status": StepStatus.RUNNING, "output": None},
+        {"status": StepStatus.RUNNING, "output": None, "fingerprint": "g"},
         {"fingerprint": "g"},
     ):
         with pytest.raises(ReplayError, match="'classify' of run 'run-1'") as refused:
-            run(journal.record(replace(done, **change), [an_event("late")]))
+            run(journal.record([Entry(step=replace(done, **change), events=(an_event("late"),))]))
         assert refused.value.code == "step-finished"
     # The same answer again, as after an outage in which the first one was not confirmed.
-    run(journal.record(replace(done, finished_at=at(9)), [an_event("late")]))
+    run(journal.record([Entry(step=replace(done, finished_at=at(9)), events=(an_event("late"),))]))
+    # Its begin, which an outage has kept back until now.
+    begun = replace(done, status=StepStatus.RUNNING, output=None)
+    run(journal.record([Entry(step=begun, events=(an_event("late"),))]))
     assert run(journal.steps("run-1"))["classify"] == done
     assert [event.type for event in store.runs.events("run-1")] == ["step.completed"]
     assert store.runs.get("run-1").input_tokens == 5
@@ -114,14 +117,16 @@ def test_totals_count_each_finished_row_once(store: Store, journal: Journal):
     async def work() -> None:
         running = a_step("a", status=StepStatus.RUNNING, input_tokens=7)
         failed = replace(running, status=StepStatus.FAILED, error={"code": "x"})
-        await journal.record(running)
-        await journal.record(failed)
-        await journal.record(running)
-        await journal.record(replace(running, status=StepStatus.SUCCEEDED, output_tokens=3, cost_usd=0.5))
-        await journal.record(a_step("a/llm/1", kind="llm", input_tokens=100, cost_usd=0.25))
-        await journal.record(a_step("b", status=StepStatus.SKIPPED))
+        await journal.record([Entry(step=running)])
+        await journal.record([Entry(step=failed)])
+        await journal.record([Entry(step=running)])
+        done = replace(running, status=StepStatus.SUCCEEDED, output_tokens=3, cost_usd=0.5)
+        await journal.record([Entry(step=done)])
+        await journal.record([Entry(step=a_step("a/llm/1", kind="llm", input_tokens=100, cost_usd=0.25))])
+        await journal.record([Entry(step=a_step("b", status=StepStatus.SKIPPED))])
         handled = {"handles": ["error"], "edges": [], "set": {}}
-        await journal.record(a_step("c", status=StepStatus.FAILED, routing_decision=handled, input_tokens=1))
+        caught = a_step("c", status=StepStatus.FAILED, routing_decision=handled, input_tokens=1)
+        await journal.record([Entry(step=caught)])
 
     run(work())
     found = store.runs.get("run-1")
@@ -134,22 +139,23 @@ def test_totals_count_each_finished_row_once(store: Store, journal: Journal):
 
 
 def test_a_failed_row_may_be_tried_again(journal: Journal):
-    run(journal.record(a_step(status=StepStatus.FAILED, error={"code": "x"})))
-    run(journal.record(a_step(attempt=2, output=1)))
+    run(journal.record([Entry(step=a_step(status=StepStatus.FAILED, error={"code": "x"}))]))
+    run(journal.record([Entry(step=a_step(attempt=2, output=1))]))
     assert run(journal.steps("run-1"))["classify"].attempt == 2
 
 
 def test_a_failing_write_of_a_group_leaves_the_others(store: Store, journal: Journal):
-    run(journal.record(a_step("taken", output=1)))
+    run(journal.record([Entry(step=a_step("taken", output=1))]))
 
     async def work() -> list[Any]:
         writes = [
-            journal.record(a_step(f"n{index}"), [an_event(step_key=f"n{index}")]) for index in range(20)
+            journal.record([Entry(step=a_step(f"n{index}"), events=(an_event(step_key=f"n{index}"),))])
+            for index in range(20)
         ]
-        writes.insert(7, journal.record(a_step("taken", output=2)))
-        writes.insert(12, journal.record(a_step("lost", run_id="no-such-run")))
-        writes.insert(15, journal.record(a_step("odd", output={1, 2})))
-        writes.insert(16, journal.record(a_step("nul", node_name="a\0b")))
+        writes.insert(7, journal.record([Entry(step=a_step("taken", output=2))]))
+        writes.insert(12, journal.record([Entry(step=a_step("lost", run_id="no-such-run"))]))
+        writes.insert(15, journal.record([Entry(step=a_step("odd", output={1, 2}))]))
+        writes.insert(16, journal.record([Entry(step=a_step("nul", node_name="a\0b"))]))
         writes.insert(17, journal.record_events([an_event(run_id="no-such-run")]))
         return await asyncio.gather(*writes, return_exceptions=True)
 
@@ -165,6 +171,116 @@ def test_a_failing_write_of_a_group_leaves_the_others(store: Store, journal: Jou
     assert len(store.runs.events("run-1")) == 20
 
 
+def entry(step: Step, *types: str, **more: Any) -> Entry:
+    """A step's row, with events of these types."""
+    return Entry(step=step, events=tuple(an_event(type_, step_key=step.key) for type_ in types), **more)
+
+
+def test_entries_are_written_in_order_and_of_each_step_its_last_row(store: Store, journal: Journal):
+    running = a_step("a", status=StepStatus.RUNNING, finished_at=None)
+    failed = a_step("a", status=StepStatus.FAILED, error={"code": "x"}, input_tokens=50)
+    done = a_step("a", attempt=2, output=1, input_tokens=3, cost_usd=0.5)
+    other = a_step("b", status=StepStatus.SKIPPED)
+    call = a_step("a/llm/1", kind="llm", output_tokens=4, cost_usd=0.25)
+    run(
+        journal.record(
+            [
+                entry(running, "one"),
+                entry(call, "two", "three"),
+                entry(failed, "four"),
+                entry(other),
+                entry(done, "five"),
+                # The same answer once more: with nothing new to say.
+                entry(replace(done, finished_at=at(9)), "late"),
+            ]
+        )
+    )
+    assert run(journal.steps("run-1")) == {"a": done, "a/llm/1": call, "b": other}
+    assert [event.type for event in store.runs.events("run-1")] == ["one", "two", "three", "four", "five"]
+    found = store.runs.get("run-1")
+    totals = (found.steps_executed, found.input_tokens, found.output_tokens, found.cost_usd)
+    assert totals == (1, 3, 4, 0.75)
+    run(journal.record([]))
+
+
+def test_a_node_that_failed_before_counts_once_with_its_later_rows(store: Store, journal: Journal):
+    failed = a_step("a", status=StepStatus.FAILED, error={"code": "x"})
+    run(journal.record([entry(failed)]))
+    run(journal.record([entry(a_step("a", status=StepStatus.RUNNING)), entry(failed), entry(a_step("b"))]))
+    assert store.runs.get("run-1").steps_executed == 2
+    run(journal.record([entry(a_step("a", status=StepStatus.RUNNING)), entry(a_step("a"))]))
+    assert store.runs.get("run-1").steps_executed == 2
+
+
+def test_entries_are_written_together_or_not_at_all(store: Store, journal: Journal):
+    run(journal.record([entry(a_step("done", output=1))]))
+    before = store.runs.get("run-1")
+    fresh = entry(a_step("fresh", input_tokens=9), "step.completed")
+    for wrong, error, code in (
+        (a_step("done", output=2), ReplayError, "step-finished"),
+        (a_step("fresh", output=2), ReplayError, "step-finished"),
+        (a_step("odd", output={1}), StoreError, "not-json"),
+        (a_step("nul", fingerprint="a\0b"), StoreError, "nul-character"),
+        (a_step("late", dagster_run_id="earlier"), RunRefused, "lease-lost"),
+    ):
+        with pytest.raises(error) as refused:
+            run(journal.record([fresh, entry(wrong), entry(a_step("after"))]))
+        assert refused.value.code == code
+    with pytest.raises(ValueError, match="'run-1' and 'run-2'"):
+        run(journal.record([fresh, entry(a_step(run_id="run-2"))]))
+    with pytest.raises(NotFound):
+        run(journal.record([entry(a_step(run_id="run-2"))]))
+    assert set(run(journal.steps("run-1"))) == {"done"}
+    assert store.runs.events("run-1") == []
+    assert store.runs.get("run-1") == before
+
+
+def test_many_entries_of_which_some_are_stored(store: Store, journal: Journal):
+    keys = [f"each[{index}]" for index in range(600)]
+    answers = {key: a_step(key, kind="item", output=key, input_tokens=1) for key in keys}
+    run(journal.record([entry(answers[key], "first") for key in keys[::3]]))
+    run(journal.record([entry(a_step(key, status=StepStatus.RUNNING), "begun") for key in keys[1::3]]))
+    run(journal.record([entry(answers[key], "second") for key in keys]))
+    assert run(journal.steps("run-1")) == answers
+    types = [event.type for event in store.runs.events("run-1", limit=2000)]
+    assert types == ["first"] * 200 + ["begun"] * 200 + ["second"] * 400
+    assert store.runs.get("run-1").input_tokens == 600
+
+
+def test_entries_change_their_waits_with_their_rows(store: Store, journal: Journal):
+    first, second = a_wait("one"), a_wait("two", step_key="other")
+    gates = [a_step(key, status=StepStatus.WAITING, finished_at=None) for key in ("gate", "other")]
+    run(journal.record([entry(gates[0], opened=(first,)), entry(gates[1], opened=(second,))]))
+    store.waits.decide("default", first.id, a_vote())
+    run(
+        journal.record([entry(a_step("gate"), used=(first.id,)), entry(a_step("x"), superseded=(second.id,))])
+    )
+    waits = {wait.id: wait for wait in run(journal.waits("run-1"))}
+    assert waits[first.id].used_at is not None
+    assert (waits[second.id].status, waits[second.id].closed_by) == (WaitStatus.CANCELED, "superseded")
+
+
+def test_steps_under_a_finished_one_are_left_out_where_only_needed_ones_are_asked_for(journal: Journal):
+    handled = {"handles": ["error"], "edges": [0], "set": {}}
+    rows = [
+        a_step("each", status=StepStatus.RUNNING),
+        a_step("each[0]", kind="item", parent_key="each"),
+        a_step("each[0]/x", parent_key="each[0]"),
+        a_step("each[1]", kind="item", parent_key="each", status=StepStatus.FAILED),
+        a_step("each[1]/x", parent_key="each[1]"),
+        a_step("call", status=StepStatus.FAILED, routing_decision=handled),
+        a_step("call/x", parent_key="call", status=StepStatus.FAILED),
+        a_step("lone", parent_key="nowhere"),
+    ]
+    run(journal.record([Entry(step=row) for row in rows]))
+    run(journal.bind_run(a_run("run-2"), "run-2"))
+    run(journal.record([entry(a_step("each", "run-2"))]))
+    needed = run(journal.steps("run-1", needed=True))
+    assert list(needed) == ["call", "each", "each[0]", "each[1]", "each[1]/x", "lone"]
+    assert set(run(journal.steps("run-1", ["each[0]/x", "each[1]/x"], needed=True))) == {"each[1]/x"}
+    assert set(run(journal.steps("run-1"))) == {row.key for row in rows}
+
+
 def test_many_writes_share_a_commit(store: Store, journal: Journal):
     commits: list[int] = []
     from sqlalchemy import event
@@ -172,7 +288,7 @@ def test_many_writes_share_a_commit(store: Store, journal: Journal):
     event.listen(store._database.engine, "commit", lambda _: commits.append(1))
 
     async def work() -> None:
-        await asyncio.gather(*(journal.record(a_step(f"n{index}")) for index in range(100)))
+        await asyncio.gather(*(journal.record([Entry(step=a_step(f"n{index}"))]) for index in range(100)))
 
     run(work())
     assert len(run(journal.steps("run-1"))) == 100
@@ -182,7 +298,9 @@ def test_many_writes_share_a_commit(store: Store, journal: Journal):
 def test_events_keep_their_order_and_are_followed_without_a_gap(store: Store, journal: Journal):
     async def work() -> None:
         await journal.record_events([an_event("run.started", payload={"n": 0})])
-        await journal.record(a_step("a"), [an_event("step.started", step_key="a"), an_event(step_key="a")])
+        await journal.record(
+            [Entry(step=a_step("a"), events=(an_event("step.started", step_key="a"), an_event(step_key="a")))]
+        )
         await journal.record_events([])
 
     run(work())
@@ -233,7 +351,7 @@ def test_a_pending_run_starts_when_its_dagster_run_does(store: Store):
 
 
 def test_a_run_waits_and_goes_on(store: Store, journal: Journal):
-    run(journal.record(a_step("gate", status=StepStatus.WAITING, finished_at=None)))
+    run(journal.record([Entry(step=a_step("gate", status=StepStatus.WAITING, finished_at=None))]))
     assert run(journal.finish_run("run-1", RunStatus.WAITING, at=at(2)))
     waiting = store.runs.get("run-1")
     assert (waiting.suspended_at, waiting.suspended_steps, waiting.finished_at) == (at(2), ("gate",), None)
@@ -309,10 +427,10 @@ def test_a_lease_is_held_by_one_until_it_expires(store: Store, journal: Journal)
 
 def test_a_dagster_run_whose_run_was_taken_over_writes_nothing(store: Store, journal: Journal):
     mine = a_step(status=StepStatus.RUNNING, dagster_run_id="run-1")
-    run(journal.record(mine))
+    run(journal.record([Entry(step=mine)]))
     run(journal.bind_run(a_run(), "later"))
     with pytest.raises(RunRefused, match="'later' has taken over run 'run-1'") as refused:
-        run(journal.record(a_step(dagster_run_id="run-1"), [an_event("late")]))
+        run(journal.record([Entry(step=a_step(dagster_run_id="run-1"), events=(an_event("late"),))]))
     assert refused.value.code == "lease-lost"
     with pytest.raises(RunRefused) as ended:
         run(journal.finish_run("run-1", RunStatus.FAILED, at=at(2), dagster_run_id="run-1"))
@@ -320,7 +438,7 @@ def test_a_dagster_run_whose_run_was_taken_over_writes_nothing(store: Store, jou
     assert run(journal.steps("run-1")) == {mine.key: mine}
     assert store.runs.events("run-1") == []
     assert store.runs.get("run-1").status is RunStatus.RUNNING
-    run(journal.record(a_step(dagster_run_id="later")))
+    run(journal.record([Entry(step=a_step(dagster_run_id="later"))]))
     assert run(journal.finish_run("run-1", RunStatus.SUCCEEDED, at=at(3), dagster_run_id="later"))
 
 
@@ -349,12 +467,14 @@ def test_of_eight_that_want_a_lease_one_gets_it(store: Store, other_store: Store
 
 def test_a_canceled_coroutine_does_not_stop_the_journal(journal: Journal):
     async def work() -> None:
-        tasks = [asyncio.ensure_future(journal.record(a_step(f"n{index}"))) for index in range(50)]
+        tasks = [
+            asyncio.ensure_future(journal.record([Entry(step=a_step(f"n{index}"))])) for index in range(50)
+        ]
         await asyncio.sleep(0)
         for task in tasks[::2]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await journal.record(a_step("last"))
+        await journal.record([Entry(step=a_step("last"))])
 
     run(work())
     stored = run(journal.steps("run-1"))
@@ -363,7 +483,7 @@ def test_a_canceled_coroutine_does_not_stop_the_journal(journal: Journal):
 
 def test_a_closed_store_says_so(store: Store, journal: Journal):
     store.close()
-    for call in (lambda: journal.record(a_step()), lambda: journal.steps("run-1")):
+    for call in (lambda: journal.record([Entry(step=a_step())]), lambda: journal.steps("run-1")):
         with pytest.raises(AgentMeshError) as refused:
             run(call())
         assert refused.value.code == "closed"

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from store_samples import NOON, a_run, a_step, an_event
 
 from agentmesh_dagster.errors import StoreError
-from agentmesh_dagster.records import RunStatus
+from agentmesh_dagster.records import Entry, RunStatus
 from agentmesh_dagster.store import Store, open_store
 from agentmesh_dagster.store.exact import survives_jsonb, to_jsonb_text
 
@@ -48,7 +48,7 @@ def round_trip(store: Store, value: Any, run_id: str = "run-1") -> None:
     async def work() -> None:
         await store.journal.bind_run(a_run(run_id, input=value, request_context=value), run_id)
         step = a_step(run_id=run_id, input=value, output=value, error=value, routing_decision=value)
-        await store.journal.record(step, [an_event(run_id=run_id, payload=value)])
+        await store.journal.record([Entry(step=step, events=(an_event(run_id=run_id, payload=value),))])
         await store.journal.finish_run(run_id, RunStatus.SUCCEEDED, at=NOON, output=value, error=value)
 
     asyncio.run(work())
@@ -105,8 +105,8 @@ def test_what_survives_is_said_rightly(value: Any):
 def test_none_is_sql_null_and_the_empty_values_are_not(store: Store):
     async def work() -> None:
         await store.journal.bind_run(a_run(), "run-1")
-        await store.journal.record(a_step("none", output=None))
-        await store.journal.record(a_step("empty", output={}))
+        await store.journal.record([Entry(step=a_step("none", output=None))])
+        await store.journal.record([Entry(step=a_step("empty", output={}))])
 
     asyncio.run(work())
     with store._database.read() as connection:
@@ -120,7 +120,7 @@ def test_what_is_no_json_is_refused(store: Store):
     cyclic.append(cyclic)
     for value in (float("nan"), float("inf"), {"a": {1, 2}}, b"bytes", NOON, cyclic):
         with pytest.raises(StoreError) as refused:
-            asyncio.run(store.journal.record(a_step(output=value)))
+            asyncio.run(store.journal.record([Entry(step=a_step(output=value))]))
         assert refused.value.code == "not-json"
     assert store.runs.steps("run-1") == []
 
@@ -130,7 +130,7 @@ def test_times_are_kept_to_the_microsecond_in_utc(store: Store):
     started = datetime(2026, 3, 1, 21, 0, 0, 1, tzinfo=tokyo)
     finished = datetime(2026, 3, 1, 12, 0, 0, 0, tzinfo=timezone.utc) + timedelta(microseconds=999_999)
     asyncio.run(store.journal.bind_run(a_run(started_at=started), "run-1"))
-    asyncio.run(store.journal.record(a_step(started_at=started, finished_at=finished)))
+    asyncio.run(store.journal.record([Entry(step=a_step(started_at=started, finished_at=finished))]))
     [step] = store.runs.steps("run-1")
     for moment, wanted in (
         (step.started_at, started),
@@ -142,4 +142,4 @@ def test_times_are_kept_to_the_microsecond_in_utc(store: Store):
         assert moment.tzinfo is timezone.utc
     naive = started.replace(tzinfo=None)
     with pytest.raises(Exception, match="needs a zone"):
-        asyncio.run(store.journal.record(a_step("other", started_at=naive)))
+        asyncio.run(store.journal.record([Entry(step=a_step("other", started_at=naive))]))

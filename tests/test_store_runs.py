@@ -12,7 +12,7 @@ from sqlalchemy import text
 from store_samples import NOON, a_run, a_step, a_vote, a_wait, an_event, at
 
 from agentmesh_dagster.errors import NotFound
-from agentmesh_dagster.records import RunSource, RunStatus, StepStatus
+from agentmesh_dagster.records import Entry, RunSource, RunStatus, StepStatus
 from agentmesh_dagster.store import RunStats, Store, open_store
 
 
@@ -76,10 +76,12 @@ def test_steps_come_in_the_order_in_which_they_started(store: Store):
     bind(store, "run-1")
 
     async def record() -> None:
-        await store.journal.record(a_step("z", started_at=at(1)))
-        await store.journal.record(a_step("a", started_at=at(2)))
-        await store.journal.record(a_step("m", started_at=at(0)))
-        await store.journal.record(a_step("k", status=StepStatus.PENDING, started_at=None, finished_at=None))
+        await store.journal.record([Entry(step=a_step("z", started_at=at(1)))])
+        await store.journal.record([Entry(step=a_step("a", started_at=at(2)))])
+        await store.journal.record([Entry(step=a_step("m", started_at=at(0)))])
+        await store.journal.record(
+            [Entry(step=a_step("k", status=StepStatus.PENDING, started_at=None, finished_at=None))]
+        )
 
     asyncio.run(record())
     assert [step.key for step in store.runs.steps("run-1")] == ["m", "z", "a", "k"]
@@ -90,7 +92,9 @@ def test_stats(clocked: Store):
     for index in range(1, 21):
         bind(clocked, f"r{index}")
         asyncio.run(
-            clocked.journal.record(a_step(run_id=f"r{index}", input_tokens=10, output_tokens=1, cost_usd=0.5))
+            clocked.journal.record(
+                [Entry(step=a_step(run_id=f"r{index}", input_tokens=10, output_tokens=1, cost_usd=0.5))]
+            )
         )
         finish(clocked, f"r{index}", RunStatus.FAILED if index % 4 == 0 else RunStatus.SUCCEEDED, index)
     bind(clocked, "canceled")
@@ -198,7 +202,7 @@ def test_runs_that_stand_still_under_a_lease_that_ran_out_are_abandoned(store: S
 def test_the_rows_of_a_deleted_run_go_with_it(store: Store):
     bind(store, "run-1")
     gate = a_wait(notify=[{"type": "log"}])
-    asyncio.run(store.journal.record(a_step(), [an_event()], opened=[gate]))
+    asyncio.run(store.journal.record([Entry(step=a_step(), events=(an_event(),), opened=(gate,))]))
     store.waits.decide("default", gate.id, a_vote())
     assert store.claims.claim("run-1", reason="resume") is None
     assert asyncio.run(store.journal.finish_run("run-1", RunStatus.WAITING, at=at(1)))

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, inspect, text
 from store_samples import a_step, a_vote, a_wait
 
 from agentmesh_dagster.errors import StoreError
-from agentmesh_dagster.records import RunStatus, StepStatus
+from agentmesh_dagster.records import Entry, RunStatus, StepStatus
 from agentmesh_dagster.store import open_store, schema_status
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.tables import REVISIONS, metadata
@@ -163,12 +163,30 @@ def test_a_database_of_the_first_revision_is_upgraded_with_its_rows(empty_databa
         assert (run.retries_left, run.dagster_run_ids) == (0, ("run-1",))
         # The rows of before work with the tables of now.
         gate = a_wait()
-        asyncio.run(store.journal.record(a_step("gate", status=StepStatus.WAITING), opened=[gate]))
+        asyncio.run(
+            store.journal.record([Entry(step=a_step("gate", status=StepStatus.WAITING), opened=(gate,))])
+        )
         store.waits.decide("default", gate.id, a_vote())
         claim = store.claims.claim("run-1", reason="gate")
         assert claim is not None
         bound = asyncio.run(store.journal.bind_run(run, "second", claim=claim.id))
         assert bound.dagster_run_ids == ("run-1", "second")
+
+
+def test_runs_that_ended_before_the_second_upgrade_ask_for_nothing(empty_database_url: str):
+    _make_revision_1(empty_database_url)
+    database = Database(empty_database_url)
+    with database.write() as connection:
+        connection.execute(
+            text("UPDATE runs SET status = 'failed', started_at = :at, finished_at = :at"), {"at": _EARLIER}
+        )
+    database.close()
+    with open_store(empty_database_url, upgrade=True) as store:
+        run = store.runs.get("run-1")
+        assert (run.endings, run.finalized, run.finalizers, run.worked_ms) == (1, 1, "", 0)
+        assert store.claims.poll("default", run.finished_at).ready == ()
+        bound = asyncio.run(store.journal.bind_run(run, "second"))
+        assert (bound.status, bound.worked_ms) == (RunStatus.RUNNING, 0)
 
 
 def test_a_fresh_sqlite_is_made_with_its_folder(sqlite_url: str):

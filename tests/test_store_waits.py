@@ -15,7 +15,7 @@ from sqlalchemy import event as engine_event
 from store_samples import NOON, HandClock, a_run, a_step, a_vote, a_wait, an_event, at
 
 from agentmesh_dagster.errors import ApprovalError, NotFound, StoreError
-from agentmesh_dagster.records import RunStatus, StepStatus, Vote, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.records import Entry, RunStatus, StepStatus, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.store import Store, open_store
 
 SLACK = {"type": "webhook", "url": "https://example.com/hook", "secret": "${secrets.HOOK}"}
@@ -46,7 +46,7 @@ def store(database_url: str, clock: HandClock) -> Iterator[Store]:
 def open_wait(store: Store, *waits: Wait) -> None:
     for wait in waits:
         step = a_step(wait.step_key, wait.run_id, status=StepStatus.WAITING, finished_at=None)
-        run(store.journal.record(step, opened=[wait]))
+        run(store.journal.record([Entry(step=step, opened=(wait,))]))
 
 
 def stored(store: Store, wait: Wait) -> Wait:
@@ -118,7 +118,7 @@ def test_the_wait_and_its_step_are_written_together_or_not_at_all(store: Store):
         (a_wait(kind=WaitKind.EVENT, event_name="e", event_key="k" * 401), "bad-event"),
     ):
         with pytest.raises(StoreError) as refused:
-            run(store.journal.record(step, [an_event()], opened=[wait]))
+            run(store.journal.record([Entry(step=step, events=(an_event(),), opened=(wait,))]))
         assert refused.value.code == code
     assert run(store.journal.steps("run-1")) == {}
     assert run(store.journal.waits("run-1")) == ()
@@ -131,9 +131,10 @@ def test_an_answer_is_taken_up_once_and_an_outdated_question_closed(store: Store
     store.waits.decide("default", other.id, a_vote())
     clock.seconds = 90
     running = a_step("gate", status=StepStatus.RUNNING)
-    run(store.journal.record(running, opened=[new], used=[other.id], superseded=[old.id, other.id]))
+    entry = Entry(step=running, opened=(new,), used=(other.id,), superseded=(old.id, other.id))
+    run(store.journal.record([entry]))
     clock.seconds = 99
-    run(store.journal.record(running, used=[other.id]))
+    run(store.journal.record([Entry(step=running, used=(other.id,))]))
     assert stored(store, other).used_at == at(90)
     assert (stored(store, other).status, stored(store, old).status) == (
         WaitStatus.DECIDED,
@@ -149,11 +150,11 @@ def test_an_answer_is_taken_up_once_and_an_outdated_question_closed(store: Store
 
 def test_a_step_without_waits_costs_no_more_statements(store: Store):
     statements: list[str] = []
-    run(store.journal.record(a_step("a")))
+    run(store.journal.record([Entry(step=a_step("a"))]))
     engine_event.listen(
         store._database.engine, "before_cursor_execute", lambda *call: statements.append(call[2])
     )
-    run(store.journal.record(a_step("b"), [an_event()]))
+    run(store.journal.record([Entry(step=a_step("b"), events=(an_event(),))]))
     assert not [each for each in statements if not each.startswith(("BEGIN", "SELECT runs.id"))]
 
 
@@ -594,7 +595,7 @@ def test_an_event_and_its_wait_that_come_at_once_never_miss_each_other(store: St
             await asyncio.gather(
                 *(
                     store.journal.record(
-                        a_step("gate", wait.run_id, status=StepStatus.WAITING), opened=[wait]
+                        [Entry(step=a_step("gate", wait.run_id, status=StepStatus.WAITING), opened=(wait,))]
                     )
                     for wait in waits[index : index + 2]
                 )
@@ -685,7 +686,7 @@ def test_what_is_due_is_done_once_by_several_at_once(store: Store, database_url:
         for index in range(120):
             wait = a_wait(run_id=f"r{index}", remind_at=at(1), notify=[SLACK], deadline_at=at(index))
             await store.journal.bind_run(a_run(wait.run_id), wait.run_id)
-            await store.journal.record(a_step("gate", wait.run_id), opened=[wait])
+            await store.journal.record([Entry(step=a_step("gate", wait.run_id), opened=(wait,))])
 
     run(bind())
     barrier = threading.Barrier(3)

@@ -897,11 +897,13 @@ def test_every_rule_stands_in_the_table_and_is_tested() -> None:
     table = rules_table()
     assert all(f"`{code}`" in table for code in RULES)
     elsewhere = {
-        # Tested above by themselves, or in test_resolve.py.
+        # Tested above by themselves, in test_resolve.py, or in the other files test_validation_*.py.
         "node-id-invalid", "node-id-collision", "node-unreachable", "branch-no-default", "input-undeclared",
         "timeout-missing", "secret-unconfigured", "side-effect-ungated", "mapping-missing", "mapping-unknown",
         "mapping-mismatch", "document-duplicate", "job-name-collision", "reference-missing", "reference-inactive",
-        "reference-conflict", "reference-cycle", "too-many-for-max-steps", "output-schema-shadowed",
+        "reference-conflict", "reference-cycle", "too-many-for-max-steps", "output-schema-shadowed", "join-too-many",
+        "body-start-end", "node-id-shadows", "branch-name-invalid", "wait-too-many", "too-many-iterations",
+        "wait-in-finally", "reducer-unknown", "reducer-unfit", "state-conflict",
     }  # fmt: skip
     assert {code for code, _, _ in CASES} | elsewhere == set(RULES)
 

@@ -12,7 +12,7 @@ from test_agent_tools import function, pay, scripted, workflow
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.errors import ApprovalError
-from agentmesh_dagster.records import RunStatus, StepStatus, Vote, WaitStatus
+from agentmesh_dagster.records import Entry, RunStatus, StepStatus, Vote, WaitStatus
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, journalled_step
 from agentmesh_dagster.runtime.session import RunSession
 from agentmesh_dagster.specs.documents import WorkflowSpec
@@ -83,11 +83,11 @@ def test_an_answer_that_came_while_the_finishing_row_was_written_is_taken_up(sto
 
     async def work() -> None:
         await store.journal.bind_run(a_run(), "run-1")
-        await store.journal.record(waiting, opened=[decided, open_])
+        await store.journal.record([Entry(step=waiting, opened=(decided, open_))])
         store.waits.decide("default", decided.id, a_vote())
         assert store.claims.is_ready("run-1")
         ids = [decided.id, open_.id]
-        await store.journal.record(a_step("gate"), used=ids, superseded=ids)
+        await store.journal.record([Entry(step=a_step("gate"), used=tuple(ids), superseded=tuple(ids))])
 
     asyncio.run(work())
     first, second = (store.waits.get("default", wait.id) for wait in (decided, open_))
@@ -103,8 +103,8 @@ def test_a_node_that_did_not_wait_last_takes_its_answers_up(store: Store, status
 
     async def work() -> None:
         await store.journal.bind_run(a_run(), "run-1")
-        await store.journal.record(a_step("gate", status=StepStatus.WAITING), opened=[wait])
-        await store.journal.record(a_step("gate", status=status))
+        await store.journal.record([Entry(step=a_step("gate", status=StepStatus.WAITING), opened=(wait,))])
+        await store.journal.record([Entry(step=a_step("gate", status=status))])
         store.waits.decide("default", wait.id, a_vote())
         assert store.claims.is_ready("run-1")
         environment: Any = SimpleNamespace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +24,8 @@ from agentmesh_dagster.errors import DefinitionError
 
 if TYPE_CHECKING:
     from agentmesh_dagster.authoring import Report
+    from agentmesh_dagster.specs.documents import Document
+    from agentmesh_dagster.validation.bounds import Explanation, NodeBound
 
 _paths = click.argument(
     "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(exists=True, path_type=Path)
@@ -124,15 +127,29 @@ def export(
 
 @click.command(epilog=example("agentmesh validate workflows/ agents/triage.yaml"))
 @_paths
+@click.option(
+    "--explain",
+    "explains",
+    is_flag=True,
+    help="Show how many steps and model calls a run of each workflow may come to.",
+)
 @json_option
 @pass_cli
-def validate(cli: CliContext, paths: tuple[Path, ...], as_json: bool) -> None:
+def validate(cli: CliContext, paths: tuple[Path, ...], explains: bool, as_json: bool) -> None:
     """Check documents, and print every problem.
 
     Each problem with its place and what to do. Nothing is stored. Exits with 1 when there are errors;
     warnings never block.
+
+    --explain adds the worst case of one run of each workflow without errors. Steps are the rows of nodes,
+    items, iterations and branches. Model calls count each model of a list that is tried in turn, retries, and
+    repairs of objects. A node's numbers are those of one pass of its level. Of ways that exclude each other
+    the costliest counts. Loops count max_iterations, foreach nodes the length of their list or the maxItems
+    of the schema it comes from; what has no bound is named. on_failure and finally are in the total, and runs
+    started with async are not.
     """
     report = cli.authoring().check(paths)
+    explained = list(_explained(cli, paths, report)) if explains else [None] * len(report.documents)
     if as_json:
         print_json(
             {
@@ -142,8 +159,9 @@ def validate(cli: CliContext, paths: tuple[Path, ...], as_json: bool) -> None:
                         "kind": document.kind,
                         "slug": document.slug,
                         "problems": [problem.to_json() for problem in document.problems],
+                        **({"explain": found.to_json() if found else None} if explains else {}),
                     }
-                    for document in report.documents
+                    for document, found in zip(report.documents, explained, strict=True)
                 ],
                 "errors": len(report.errors),
                 "warnings": len(report.warnings),
@@ -151,8 +169,74 @@ def validate(cli: CliContext, paths: tuple[Path, ...], as_json: bool) -> None:
         )
     else:
         _print_report(report)
+        for document, found in zip(report.documents, explained, strict=True):
+            if found is not None:
+                click.echo()
+                _print_explanation(f"workflow {document.slug!r} ({document.source})", found)
     if report.errors:
         raise click.exceptions.Exit(1)
+
+
+def _explained(cli: CliContext, paths: Sequence[Path], report: Report) -> Iterator[Explanation | None]:
+    """The worst case of each document of a report; None for what is no workflow, or has errors."""
+    from agentmesh_dagster.authoring import StoreLibrary
+    from agentmesh_dagster.runtime.registry import node_configs
+    from agentmesh_dagster.specs.documents import WorkflowSpec
+    from agentmesh_dagster.specs.resolve import DocumentLibrary
+    from agentmesh_dagster.validation.bounds import explain
+
+    documents = _documents(paths, report)
+    beside = [document for document in documents if document is not None]
+    library = DocumentLibrary(beside, StoreLibrary(cli.store(), cli.project))
+    for document in documents:
+        is_workflow = isinstance(document, WorkflowSpec)
+        yield explain(document, library, node_configs=node_configs()) if is_workflow else None
+
+
+def _documents(paths: Sequence[Path], report: Report) -> list[Document | None]:
+    """The documents of a report, which holds the files that cannot be read first; None where there are errors."""
+    from agentmesh_dagster.runtime.notify.registry import notifier_configs
+    from agentmesh_dagster.runtime.registry import node_configs
+    from agentmesh_dagster.specs.loading import LoadedDocument, document_files, load_path
+    from agentmesh_dagster.validation import validate_raw
+
+    loaded: list[LoadedDocument] = []
+    for file in [file for path in paths for file in document_files(path)]:
+        try:
+            loaded += load_path(file)
+        except DefinitionError:
+            # The report says so.
+            continue
+    found = validate_raw(
+        [document.data for document in loaded],
+        node_configs=node_configs(),
+        notify_configs=notifier_configs(),
+    )
+    read = [source.checked.document for source in found]
+    every = [*[None] * (len(report.documents) - len(read)), *read]
+    return [
+        None if any(problem.severity == "error" for problem in of_report.problems) else document
+        for of_report, document in zip(report.documents, every, strict=True)
+    ]
+
+
+def _print_explanation(title: str, found: Explanation) -> None:
+    click.secho(f"{title}, at worst: {found.count}", bold=True)
+    if found.why:
+        click.echo(f"  {found.why}")
+    places: dict[str, list[str]] = {}
+    for name, place in found.unbounded:
+        places.setdefault(str(place), []).append(name.replace("_", " "))
+    for place, names in places.items():
+        click.secho(f"  {', '.join(names)} unbounded: {place}", fg="yellow")
+    rows = [row for node in found.nodes for row in _rows(node, 0)]
+    print_table(("node", "type", "steps", "model calls", "why"), rows, empty="no nodes")
+
+
+def _rows(node: NodeBound, depth: int) -> Iterator[tuple[object, ...]]:
+    yield f"{'  ' * depth}{node.key}", node.type, node.count.steps, node.count.model_calls, node.why
+    for inner in node.nodes:
+        yield from _rows(inner, depth + 1)
 
 
 def _print_report(report: Report) -> None:

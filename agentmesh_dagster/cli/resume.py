@@ -1,4 +1,4 @@
-"""What `agentmesh runs resume` does: answers a suspension, and goes on with the run in this process."""
+"""What `agentmesh runs resume` does: answers a suspension, and does in this process what a daemon would do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import click
 
 from agentmesh_dagster.cli.approvals import what_follows
 from agentmesh_dagster.cli.context import CliContext, actor, print_json
-from agentmesh_dagster.cli.run import open_waits, report_result, resume_here
-from agentmesh_dagster.cli.run_view import print_run, run_json
+from agentmesh_dagster.cli.run import (
+    finalize_here,
+    open_dagster,
+    report_result,
+    report_run,
+    resume_here,
+    start_here,
+)
+from agentmesh_dagster.cli.run_view import load_shown, print_run, run_json
 from agentmesh_dagster.cli.wait_view import wait_json, wait_lines
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.errors import RunRefused
@@ -41,11 +48,11 @@ def answer_only(cli: CliContext, run: Run, answer: Answer, *, as_json: bool) -> 
 
 
 def resume_run(cli: CliContext, run: Run, answer: Answer | None, *, as_json: bool) -> None:
-    """Answers a suspension, where one is given, and goes on with the run here.
+    """Answers a suspension, where one is given, and goes on with the run here, begins it, or runs its `finally`.
 
     Raises:
-        RunRefused: Nothing that the run waits for has come (code `nothing-to-resume`), somebody else continues it
-            already (`run-claimed`), or something of it is still at work.
+        RunRefused: Nothing that the run waits for has come, and nothing else of it is due (code `nothing-to-resume`),
+            somebody else continues it already (`run-claimed`), or something of it is still at work.
         ApprovalError: The answer is refused; then the run stays as it is.
     """
     _settle_due(cli)
@@ -75,13 +82,14 @@ def resume_run(cli: CliContext, run: Run, answer: Answer | None, *, as_json: boo
 
 
 def _resume(cli: CliContext, run: Run, *, as_json: bool) -> None:
+    if run.status is RunStatus.PENDING and not run.dagster_run_ids:
+        report_result(cli, start_here(cli, run, as_json=as_json), as_json=as_json)
+        return
+    if run.status.is_final and run.finalized < run.endings and finalize_here(cli, run):
+        report_run(cli, cli.store().runs.get(run.id), as_json=as_json)
+        return
     if run.status is not RunStatus.WAITING:
-        if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
-            words = f"it goes on with `agentmesh runs retry {run.id}`"
-        else:
-            is_over = run.status is RunStatus.SUCCEEDED
-            words = "there is nothing left to do" if is_over else "it does not wait"
-        raise RunRefused(f"run {run.id!r} is {run.status.value}: {words}", code="nothing-to-resume")
+        raise RunRefused(f"run {run.id!r} is {run.status.value}: {_why_not(run)}", code="nothing-to-resume")
     try:
         result = resume_here(cli, run, None, as_json=as_json)
     except RunRefused as error:
@@ -91,8 +99,14 @@ def _resume(cli: CliContext, run: Run, *, as_json: bool) -> None:
     report_result(cli, result, as_json=as_json)
 
 
+def _why_not(run: Run) -> str:
+    if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
+        return f"it goes on with `agentmesh runs retry {run.id}`"
+    return "there is nothing left to do" if run.status is RunStatus.SUCCEEDED else "it does not wait"
+
+
 def _with_waits(cli: CliContext, run: Run) -> RunRefused:
-    waits = open_waits(cli, run)
+    waits = load_shown(cli.store(), run).waits
     lines = [line for wait in waits for line in wait_lines(wait)]
     return RunRefused(
         "\n  ".join([f"run {run.id!r} is waiting, and nothing that it waits for has come", *lines]),
@@ -113,18 +127,23 @@ def _give(cli: CliContext, run: Run, answer: Answer) -> Wait:
 
 
 def _settle_due(cli: CliContext) -> None:
-    """What a daemon does at each poll: timers and deadlines whose moment has come."""
-    waits, now = cli.store().waits, SystemClock().now()
-    while len(waits.settle_due(cli.project, now, limit=_BATCH)) >= _BATCH:
+    """What a daemon does at each poll: timers and deadlines whose moment has come, and runs whose time is over."""
+    from agentmesh_dagster.orchestration.reconcile import fail_overdue
+
+    store, clock = cli.store(), SystemClock()
+    now = clock.now()
+    while len(store.waits.settle_due(cli.project, now, limit=_BATCH)) >= _BATCH:
         pass
+    if store.runs.overdue(cli.project, now):
+        with open_dagster(cli) as instance:
+            list(fail_overdue(store, instance, cli.project, clock))
 
 
 def _report_elsewhere(cli: CliContext, run: Run, *, as_json: bool) -> None:
     """The data was given, and that was asked for: the run goes on, though not here."""
     click.echo("note: the data is stored, and somebody else goes on with the run", err=True)
-    run = cli.store().runs.get(run.id)
-    steps, waits = cli.store().runs.steps(run.id), open_waits(cli, run)
+    shown = load_shown(cli.store(), cli.store().runs.get(run.id))
     if as_json:
-        print_json(run_json(run, steps, waits))
+        print_json(run_json(shown))
     else:
-        print_run(run, steps, waits)
+        print_run(shown)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -21,15 +22,16 @@ from agentmesh_dagster.cli.context import (
     print_json,
     read_json_option,
 )
-from agentmesh_dagster.cli.run_view import print_run, run_json, steps_table
+from agentmesh_dagster.cli.run_view import load_shown, print_run, run_json, steps_table
 from agentmesh_dagster.errors import AgentMeshError, DefinitionError, RunRefused, StoreError
-from agentmesh_dagster.records import Json, RunSource, RunStatus, WaitStatus
+from agentmesh_dagster.records import Json, RunSource, RunStatus
 
 if TYPE_CHECKING:
     import dagster as dg
 
+    from agentmesh_dagster.orchestration.host import AgentMesh
     from agentmesh_dagster.orchestration.local_run import LocalRun
-    from agentmesh_dagster.records import Publication, Run, Wait
+    from agentmesh_dagster.records import Claim, Publication, Run
     from agentmesh_dagster.store import Store
 
 
@@ -51,8 +53,9 @@ def run(
 ) -> None:
     """Run a published workflow on this machine.
 
-    Through Dagster: stays until it has ended or waits, and shows the steps. Exits with 0 when the run succeeded
-    or waits for somebody or something, 1 when it failed or was canceled.
+    Through Dagster: stays until it has ended or waits, and shows the steps. Its `on_failure` and `finally` are run
+    here too. Exits with 0 when the run succeeded or waits for somebody or something, 1 when it failed or was
+    canceled, or what runs at its end failed.
     """
     value = read_json_option(input_text, "--input")
     publication = _published(cli, kind, slug)
@@ -67,18 +70,19 @@ def report_result(cli: CliContext, result: LocalRun, *, as_json: bool) -> None:
     run = result.run
     if run is None:  # made sure of by `_started`
         raise _NeverStarted(f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status}")
-    steps, waits = cli.store().runs.steps(run.id), open_waits(cli, run)
+    report_run(cli, run, as_json=as_json)
+
+
+def report_run(cli: CliContext, run: Run, *, as_json: bool) -> None:
+    """Prints a run; exits with 1 when it failed or was canceled, or its `on_failure` or `finally` failed."""
+    shown = load_shown(cli.store(), run)
     if as_json:
-        print_json(run_json(run, steps, waits))
+        print_json(run_json(shown))
     else:
-        print_run(run, steps, waits)
-    if run.status not in (RunStatus.SUCCEEDED, RunStatus.WAITING):
+        print_run(shown)
+    is_fine = run.status in (RunStatus.SUCCEEDED, RunStatus.WAITING) and shown.finalize_error is None
+    if not is_fine:
         raise click.exceptions.Exit(1)
-
-
-def open_waits(cli: CliContext, run: Run) -> list[Wait]:
-    """What a run waits for now, the oldest first."""
-    return cli.store().waits.list(run.project, run_id=run.id, statuses=[WaitStatus.OPEN], limit=None)
 
 
 class _NeverStarted(AgentMeshError):
@@ -160,9 +164,10 @@ def _run_here(
     job = pinned_job(cli.root, publication)
     all_tags = {TAG_SOURCE: RunSource.CLI.value, "user": actor(), **tags}
     progress = _Progress(cli.store(), publication, enabled=show)
+    agentmesh = AgentMesh.of_project(cli.root)
     with open_dagster(cli) as instance, progress, _stdout_for_results():
-        result = run_here(AgentMesh.of_project(cli.root), job, value, instance=instance, tags=all_tags)
-        return _started(result, instance)
+        result = run_here(agentmesh, job, value, instance=instance, tags=all_tags)
+        return _with_end(cli, agentmesh, _started(result, instance), instance)
 
 
 def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
@@ -177,9 +182,10 @@ def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
         run = check_retryable(store, instance, run)
         job = pinned_job(cli.root, publication)
         progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
+        agentmesh = AgentMesh.of_project(cli.root)
         with progress, _stdout_for_results():
-            result = continue_here(AgentMesh.of_project(cli.root), job, run, instance=instance, by=actor())
-        return _started(result, instance)
+            result = continue_here(agentmesh, job, run, instance=instance, by=actor())
+            return _with_end(cli, agentmesh, _started(result, instance), instance)
 
 
 def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *, as_json: bool) -> LocalRun:
@@ -209,17 +215,75 @@ def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *,
             # When all else is ready: between the answer and the claim a daemon would take the run.
             answer()
             run = continuation.check_resumable(store, instance, run)
-        claim = store.claims.claim(run.id, reason="resume")
-        if claim is None:
-            raise RunRefused(
-                f"somebody else continues run {run.id!r} already; `agentmesh runs show {run.id[:8]}` shows how it "
-                "stands. A claim whose run never begins is given back after a minute",
-                code="run-claimed",
-            )
+        claim = _claimed(store, run, "resume")
         progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
         with progress, _stdout_for_results():
             result = continuation.resume_here(agentmesh, job, run, instance=instance, claim=claim, by=actor())
-        return _started(result, instance)
+            return _with_end(cli, agentmesh, _started(result, instance), instance)
+
+
+def start_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
+    """Begins a run in this process that another run started and that nobody works on yet.
+
+    Raises:
+        RunRefused: Somebody else begins it already (code `run-claimed`).
+    """
+    os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
+    from agentmesh_dagster.orchestration import continuation
+    from agentmesh_dagster.orchestration.host import AgentMesh
+
+    store = cli.store()
+    publication = store.publications.get(run.publication)
+    with open_dagster(cli) as instance:
+        job = continuation.pinned_job(cli.root, publication)
+        agentmesh = AgentMesh.of_project(cli.root)
+        claim = _claimed(store, run, "start")
+        progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
+        with progress, _stdout_for_results():
+            result = continuation.start_here(agentmesh, job, run, instance=instance, claim=claim, by=actor())
+            return _with_end(cli, agentmesh, _started(result, instance), instance)
+
+
+def finalize_here(cli: CliContext, run: Run) -> bool:
+    """Runs `on_failure` and `finally` of a run that has ended in this process; False where they are not due."""
+    os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
+    from agentmesh_dagster.orchestration import continuation
+    from agentmesh_dagster.orchestration.host import AgentMesh
+
+    agentmesh = AgentMesh.of_project(cli.root)
+    with open_dagster(cli) as instance, _stdout_for_results():
+        return continuation.finalize_here(agentmesh, cli.root, run, instance=instance, by=actor())
+
+
+def _claimed(store: Store, run: Run, reason: str) -> Claim:
+    claim = store.claims.claim(run.id, reason=reason)
+    if claim is None:
+        raise RunRefused(
+            f"somebody else continues run {run.id!r} already; `agentmesh runs show {run.id[:8]}` shows how it stands. "
+            "A claim whose run never begins is given back after a minute",
+            code="run-claimed",
+        )
+    return claim
+
+
+def _with_end(
+    cli: CliContext, agentmesh: AgentMesh, result: LocalRun, instance: dg.DagsterInstance
+) -> LocalRun:
+    """Does here what the end of a run asks for: its children are canceled with it, `on_failure` and `finally` run."""
+    from agentmesh_dagster.orchestration.cancellation import cancel_children
+    from agentmesh_dagster.orchestration.continuation import finalize_here
+
+    run = result.run
+    if run is None or not run.status.is_final:
+        return result
+    if run.status is RunStatus.CANCELED:
+        cancel_children(agentmesh.store(), instance, run, by=actor())
+    try:
+        finalize_here(agentmesh, cli.root, run, instance=instance, by=actor())
+    except AgentMeshError as error:
+        # The run has ended, and that is what was asked for; a daemon may have been faster, or comes later.
+        click.echo(f"note: {error.message}", err=True)
+    return replace(result, run=agentmesh.store().runs.get(run.id))
 
 
 def open_dagster(cli: CliContext) -> dg.DagsterInstance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ import click
 
 from agentmesh_dagster.cli.context import cell, print_table
 from agentmesh_dagster.cli.wait_view import open_wait_json, print_open_waits, suspended_json
-from agentmesh_dagster.records import Json, Run, RunStatus, Step, StepStatus, Wait
+from agentmesh_dagster.records import Json, Run, RunStatus, Step, StepStatus, Wait, WaitStatus
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from agentmesh_dagster.store import Store
 
 _COLORS = {
     "succeeded": "green",
@@ -27,7 +29,64 @@ _COLORS = {
 }
 
 
-def step_json(step: Step, run: Run) -> dict[str, Json]:
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A run with what is shown beside it."""
+
+    run: Run
+    steps: tuple[Step, ...]
+    waits: tuple[Wait, ...] = ()
+    """The open ones, the oldest first."""
+    children: tuple[Run, ...] = ()
+    """The runs that it has started."""
+    finalizing: tuple[str, ...] = ()
+    """Those of its Dagster runs that finalized it."""
+    finalize_error: Json = None
+    """Why `on_failure` or `finally` failed after its last end."""
+
+    @property
+    def finalized(self) -> bool | None:
+        """Whether what its end asks for has been done; None where it asks for nothing, or the run goes on."""
+        run = self.run
+        asks = run.finalizers == "always" or (run.finalizers == "failure" and run.status is RunStatus.FAILED)
+        return run.finalized >= run.endings if asks and run.status.is_final else None
+
+    def is_replayed(self, step: Step) -> bool:
+        """Whether an earlier Dagster run of this run wrote it, and the newest has taken it over."""
+        working = [each for each in self.run.dagster_run_ids if each not in self.finalizing]
+        newest = {*working[-1:], *self.finalizing}
+        return bool(self.run.dagster_run_ids) and step.dagster_run_id not in newest
+
+
+def load_shown(store: Store, run: Run) -> Shown:
+    """A run with its steps, its open waits, its children, and what became of its `on_failure` and `finally`."""
+    events = store.runs.events(run.id, type="run.*") if run.finalizers else []
+    failed = [
+        event.payload
+        for event in events
+        if event.type == "run.finalize_failed" and event.payload["ending"] == run.endings
+    ]
+    return Shown(
+        run=run,
+        steps=tuple(store.runs.steps(run.id)),
+        waits=tuple(store.waits.list(run.project, run_id=run.id, statuses=[WaitStatus.OPEN], limit=None)),
+        children=tuple(store.runs.children(run.id)),
+        finalizing=tuple(
+            event.payload["dagster_run_id"] for event in events if event.type == "run.finalizing"
+        ),
+        finalize_error=_finalize_error(failed[0]) if failed else None,
+    )
+
+
+def _finalize_error(payload: Json) -> Json:
+    given_up = {
+        "code": "finalize-given-up",
+        "message": f"the workers of {payload.get('attempts')} Dagster runs that were to finalize it were lost",
+    }
+    return payload.get("error") or given_up
+
+
+def step_json(step: Step, shown: Shown) -> dict[str, Json]:
     """A step as `agentmesh run --json` prints it."""
     return {
         "key": step.key,
@@ -38,8 +97,7 @@ def step_json(step: Step, run: Run) -> dict[str, Json]:
         "output": step.output,
         "error": step.error,
         "attempt": step.attempt,
-        # Written by an earlier Dagster run of this run, and taken over by the newest.
-        "replayed": bool(run.dagster_run_ids) and step.dagster_run_id != run.dagster_run_ids[-1],
+        "replayed": shown.is_replayed(step),
         "started_at": _time(step.started_at),
         "finished_at": _time(step.finished_at),
         "duration_ms": step.duration_ms,
@@ -48,17 +106,20 @@ def step_json(step: Step, run: Run) -> dict[str, Json]:
     }
 
 
-def run_json(run: Run, steps: Iterable[Step], waits: Sequence[Wait]) -> dict[str, Json]:
+def run_json(shown: Shown) -> dict[str, Json]:
     """A run with its steps and its open waits, as `agentmesh run --json` prints it."""
+    run = shown.run
     return {
         "run_id": run.id,
         "dagster_run_ids": list(run.dagster_run_ids),
         "status": run.status.value,
         "output": run.output,
         "error": run.error,
-        "approvals": [open_wait_json(wait) for wait in waits],
-        "suspended": suspended_json(waits),
-        "steps": [step_json(step, run) for step in in_order(steps)],
+        "finalized": shown.finalized,
+        "finalize_error": shown.finalize_error,
+        "approvals": [open_wait_json(wait) for wait in shown.waits],
+        "suspended": suspended_json(shown.waits),
+        "steps": [step_json(step, shown) for step in in_order(shown.steps)],
     }
 
 
@@ -127,16 +188,17 @@ def steps_table(steps: Iterable[Step]) -> Table:
     return table
 
 
-def print_run(run: Run, steps: Sequence[Step], waits: Sequence[Wait]) -> None:
+def print_run(shown: Shown) -> None:
     """A run with its steps and what it waits for, for people."""
+    run, waits = shown.run, shown.waits
     if sys.stdout.isatty():
         from rich.console import Console
 
-        Console().print(steps_table(steps))
+        Console().print(steps_table(shown.steps))
     else:
         print_table(
             ("step", "type", "status", "time", "tokens"),
-            [_cells(branch) for branch in flat(step_tree(steps))],
+            [_cells(branch) for branch in flat(step_tree(shown.steps))],
             empty="no steps",
         )
     duration = f" in {run.duration_ms / 1000:.2f} s" if run.duration_ms is not None else ""
@@ -150,13 +212,29 @@ def print_run(run: Run, steps: Sequence[Step], waits: Sequence[Wait]) -> None:
         click.echo(json.dumps(run.output, ensure_ascii=False, indent=2))
     elif run.error is not None:
         click.echo(f"{run.error['code']}: {run.error['message']}")
+    _print_finalizing(shown)
     if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
         click.echo(
             f"`agentmesh runs retry {run.id[:8]}` goes on where it stopped, without repeating what finished"
         )
     print_open_waits(waits)
+    for child in shown.children:
+        click.echo(f"started run {child.id} ({child.slug}), which is {child.status.value}")
     if run.status is RunStatus.WAITING and not waits:
         click.echo(f"what it waited for has come: `agentmesh runs resume {run.id[:8]}`, or a daemon, goes on")
+
+
+def _print_finalizing(shown: Shown) -> None:
+    run, error = shown.run, shown.finalize_error
+    which = "on_failure" if run.finalizers == "failure" else "finally"
+    if error is not None:
+        click.secho(f"{which} failed: {error['code']}: {error['message']}", fg="red")
+    elif shown.finalized:
+        click.echo(f"{which} has been run")
+    elif shown.finalized is False and run.status is RunStatus.FAILED and run.retries_left:
+        click.echo(f"{which} is run when the run is retried no more")
+    elif shown.finalized is False:
+        click.echo(f"{which} is due: `agentmesh runs resume {run.id[:8]}`, or a daemon, runs it")
 
 
 def print_trace(steps: Iterable[Step]) -> None:
@@ -190,9 +268,9 @@ def _print_branch(branch: Branch, before: str, *, is_last: bool) -> None:
         _print_branch(child, inner, is_last=index == len(branch.below) - 1)
 
 
-def trace_json(branch: Branch, run: Run) -> dict[str, Json]:
+def trace_json(branch: Branch, shown: Shown) -> dict[str, Json]:
     """A step with what is below it, as `agentmesh runs trace --json` prints it."""
-    return {**step_json(branch.step, run), "children": [trace_json(child, run) for child in branch.below]}
+    return {**step_json(branch.step, shown), "children": [trace_json(child, shown) for child in branch.below]}
 
 
 def run_facts(run: Run) -> dict[str, Json]:
@@ -209,6 +287,7 @@ def run_facts(run: Run) -> dict[str, Json]:
         "triggered_by": run.triggered_by,
         "dagster_run_ids": list(run.dagster_run_ids),
         "parent_run_id": run.parent_run_id,
+        "parent_step_key": run.parent_step_key,
         "error": run.error,
         "queued_at": run.queued_at,
         "started_at": run.started_at,

@@ -22,8 +22,9 @@ from agentmesh_dagster.cli.context import (
     print_table,
     read_json_option,
 )
-from agentmesh_dagster.cli.run import open_dagster, open_waits, report_result, retry_here
+from agentmesh_dagster.cli.run import open_dagster, report_result, retry_here
 from agentmesh_dagster.cli.run_view import (
+    load_shown,
     print_run,
     print_trace,
     run_facts,
@@ -104,17 +105,31 @@ def list_runs(
 @json_option
 @pass_cli
 def show(cli: CliContext, run_id: str, as_json: bool) -> None:
-    """Show a run and its steps."""
+    """Show a run and its steps.
+
+    With the run that started it, those that it has started, and whether its `on_failure` and `finally` have been run.
+    """
     run = find_run(cli, run_id)
-    steps, waits = cli.store().runs.steps(run.id), open_waits(cli, run)
+    shown = load_shown(cli.store(), run)
     if as_json:
-        print_json({**run_facts(run), "input": run.input, **run_json(run, steps, waits)})
+        children = [
+            {
+                "run_id": child.id,
+                "slug": child.slug,
+                "status": child.status.value,
+                "parent_step_key": child.parent_step_key,
+            }
+            for child in shown.children
+        ]
+        print_json({**run_facts(run), "input": run.input, "children": children, **run_json(shown)})
         return
+    parent = f"{run.parent_run_id} (step {run.parent_step_key})" if run.parent_run_id is not None else None
     print_facts(
         {
             "run": run.id,
             "workflow": f"{run.slug} version {run.version} (publication {run.publication})",
             "source": f"{run.source.value}{f', by {run.triggered_by}' if run.triggered_by else ''}",
+            "started by run": parent,
             "Dagster runs": run.dagster_run_ids,
             "started": run.started_at,
             "waiting since": _waiting_since(run),
@@ -124,7 +139,7 @@ def show(cli: CliContext, run_id: str, as_json: bool) -> None:
         }
     )
     click.echo()
-    print_run(run, steps, waits)
+    print_run(shown)
 
 
 @runs.command(epilog=example("agentmesh runs trace 3f2a9c51"))
@@ -137,19 +152,19 @@ def trace(cli: CliContext, run_id: str, as_json: bool) -> None:
     Nodes, with the model and tool calls inside them.
     """
     run = find_run(cli, run_id)
-    steps = cli.store().runs.steps(run.id)
+    shown = load_shown(cli.store(), run)
     if as_json:
-        branches = step_tree(steps)
+        branches = step_tree(shown.steps)
         print_json(
             {
                 "run_id": run.id,
                 "status": run.status.value,
-                "steps": [trace_json(branch, run) for branch in branches],
+                "steps": [trace_json(branch, shown) for branch in branches],
             }
         )
         return
     click.echo(f"run {run.id} ({run.slug} version {run.version}) {run.status.value}")
-    print_trace(steps)
+    print_trace(shown.steps)
 
 
 @runs.command(epilog=example("agentmesh runs events 3f2a9c51 --follow --type 'step.*'"))
@@ -205,7 +220,8 @@ def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
 
     Dagster is asked to terminate it, through AGENTMESH_DAGSTER_URL where that is set. A run that no worker is
     left for is set to canceled at once. One that another `agentmesh run` executes is canceled with Ctrl-C
-    there.
+    there. The unfinished runs that it has started are canceled with it. A daemon, or `agentmesh runs resume`,
+    runs its `finally`.
     """
     run = find_run(cli, run_id)
     if run.status.is_final:
@@ -217,13 +233,20 @@ def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
             cli.store(), instance, run, by=actor(), webserver=os.environ.get(ENV_DAGSTER_URL) or None
         )
     if as_json:
-        print_json({**run_facts(done.run), "asked": done.is_asked})
-    elif done.run.status.is_final:
-        click.echo(f"run {run.id} is {done.run.status.value}")
-    else:
-        click.echo(
-            f"Dagster is ending run {run.id}; `agentmesh runs events {run.id[:8]} --follow` shows when it has"
-        )
+        children = [{"run_id": child.id, "status": child.status.value} for child in done.children.runs]
+        facts = {**run_facts(done.run), "asked": done.is_asked, "children": children}
+        print_json({**facts, "unreached": dict(done.children.unreached)})
+        return
+    for canceled in (done.run, *done.children.runs):
+        if canceled.status.is_final:
+            click.echo(f"run {canceled.id} is {canceled.status.value}")
+        else:
+            click.echo(
+                f"Dagster is ending run {canceled.id}; `agentmesh runs events {canceled.id[:8]} --follow` shows when "
+                "it has"
+            )
+    for reason in done.children.unreached.values():
+        click.echo(f"note: {reason}", err=True)
 
 
 @runs.command(epilog=example("agentmesh runs retry 3f2a9c51"))
@@ -279,8 +302,10 @@ def resume(
     """Go on with a waiting run.
 
     On this machine, with the version that it started with, once what it waits for has come: a decision, an event, a
-    moment, or the data that is given here. Finished steps are not done again. No daemon is needed; where one runs,
-    only one of both goes on. Exits with 0 when the run succeeded or waits again, 1 when it failed.
+    moment, or the data that is given here. Finished steps are not done again. A run that another run started, and that
+    has not begun, is begun; of one that has ended, `on_failure` and `finally` are run, where they are due. No daemon is
+    needed; where one runs, only one of both goes on. Exits with 0 when the run succeeded or waits again, 1 when it
+    failed.
     """
     run = find_run(cli, run_id)
     from agentmesh_dagster.cli.resume import Answer, answer_only, resume_run

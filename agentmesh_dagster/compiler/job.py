@@ -10,21 +10,12 @@ from typing import Any
 import dagster as dg
 
 from agentmesh_dagster.compiler.config_types import construct_config_schema
-from agentmesh_dagster.compiler.ops import build_finish_op, build_node_op, op_alias
-from agentmesh_dagster.compiler.ports import DONE, construct_ports
-from agentmesh_dagster.constants import (
-    ENV_CONSOLE_LEVEL,
-    FINISH_OP,
-    TAG_CATEGORY,
-    TAG_PROJECT,
-    TAG_PUBLICATION,
-)
+from agentmesh_dagster.compiler.graphs import construct_graph
+from agentmesh_dagster.constants import ENV_CONSOLE_LEVEL, TAG_CATEGORY, TAG_PROJECT, TAG_PUBLICATION
 from agentmesh_dagster.errors import AgentMeshError
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType
-from agentmesh_dagster.runtime.registry import node_type_of
 from agentmesh_dagster.runtime.session import Pinned
 from agentmesh_dagster.specs.documents import WorkflowSettings
-from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.names import job_name
 
 _PRIORITY_TAG = "dagster/priority"
@@ -84,38 +75,6 @@ def build_broken_job(name: str, error: Exception) -> dg.JobDefinition:
         graph_def=dg.GraphDefinition(name=name, node_defs=[op]),
         description=f"Cannot be built: {reason}",
         executor_def=dg.in_process_executor,
-    )
-
-
-def construct_graph(pinned: Pinned, job: str, node_types: Mapping[str, AnyNodeType]) -> dg.GraphDefinition:
-    """Ops joined by `Nothing` edges, and `agentmesh_finish` behind `start` and all sinks."""
-    graph = Graph.of(pinned.workflow.nodes, pinned.workflow.edges)
-    ports = {name: construct_ports(graph, name) for name in graph.nodes}
-    ops: list[dg.NodeDefinition] = []
-    wires: dict[dg.NodeInvocation, dict[str, dg.IDependencyDefinition]] = {}
-    for name, node in graph.nodes.items():
-        incoming = graph.incoming[name]
-        op = build_node_op(pinned, job, node, node_type_of(node, node_types), ports[name], bool(incoming))
-        ops.append(op)
-        sources = [
-            dg.DependencyDefinition(op_alias(source), port.name)
-            for source in dict.fromkeys(edge.source for edge in incoming)
-            for port in ports[source]
-            if any(edge.number in port.edges for edge in incoming)
-        ]
-        invocation = dg.NodeInvocation(op.name, alias=op_alias(name))
-        wires[invocation] = {"upstream": dg.MultiDependencyDefinition(sources)} if sources else {}
-    finish = build_finish_op(pinned, job)
-    ops.append(finish)
-    # `start` always yields its `done`, so that the fan-in runs when all sinks are decided, even if all are skipped.
-    ends = [graph.order[0], *(name for name in graph.sinks if name != graph.order[0])]
-    wires[dg.NodeInvocation(finish.name, alias=FINISH_OP)] = {
-        "upstream": dg.MultiDependencyDefinition(
-            [dg.DependencyDefinition(op_alias(name), DONE) for name in ends]
-        )
-    }
-    return dg.GraphDefinition(
-        name=job, description=pinned.workflow.description or None, node_defs=ops, dependencies=wires
     )
 
 

@@ -32,10 +32,16 @@ class Port:
         return not self.edges or not live.isdisjoint(self.edges)
 
 
-def construct_ports(graph: Graph, node_id: str) -> tuple[Port, ...]:
+def construct_ports(graph: Graph, node_id: str, *, is_top: bool = True) -> tuple[Port, ...]:
     """The ports of a node.
 
-    A root and a sink have a port without edges, `done`, for `agentmesh_finish`: it is yielded whatever was chosen.
+    A sink, and a root at the top, have a port without edges, `done`, for what ends their level: it is yielded whatever
+    was chosen.
+
+    Args:
+        graph: The node's level.
+        node_id: The node.
+        is_top: Whether the level is the workflow's own. What ends another level hangs on `agentmesh_begin`.
     """
     groups: dict[tuple[str | None, str | None], list[int]] = {}
     for edge in graph.outgoing[node_id]:
@@ -44,6 +50,6 @@ def construct_ports(graph: Graph, node_id: str) -> tuple[Port, ...]:
         Port(f"h_{n}", handle, condition, tuple(edges))
         for n, ((handle, condition), edges) in enumerate(groups.items())
     ]
-    if not groups or not graph.incoming[node_id]:
+    if not groups or (is_top and not graph.incoming[node_id]):
         ports.append(Port(DONE, None, None, ()))
     return tuple(ports)

@@ -1,9 +1,13 @@
-"""Cancels a run: asks Dagster to terminate its Dagster run, and puts the row right where nobody is left to do so."""
+"""Cancels a run: asks Dagster to terminate its Dagster run, and puts the row right where nobody is left to do so.
+
+The unfinished runs that it has started are canceled with it, and those that these have started.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import dagster as dg
@@ -34,6 +38,16 @@ mutation Terminate($run: String!) {
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChildrenCanceled:
+    """What became of the unfinished runs that a run had started, and of those that these had."""
+
+    runs: tuple[Run, ...] = ()
+    """As they stand; not final yet where their steps still clean up."""
+    unreached: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Those that could not be told to stop, by id: why not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cancellation:
     """What became of it."""
 
@@ -43,6 +57,7 @@ class Cancellation:
     """Whether Dagster took the request for a run at work."""
     closed: tuple[Wait, ...] = ()
     """What it waited for, and nobody waits for any more: gates, suspensions, timers, events."""
+    children: ChildrenCanceled = ChildrenCanceled()
 
 
 class CannotReach(RunRefused):
@@ -62,7 +77,7 @@ def cancel_run(
     wait_s: float = 15.0,
     clock: Clock | None = None,
 ) -> Cancellation:
-    """Cancels a run that is not final, with an audit row.
+    """Cancels a run that is not final, and the unfinished runs that it started; with an audit row for each.
 
     Args:
         store: The run's.
@@ -70,22 +85,67 @@ def cancel_run(
         run: The run.
         by: Who cancels it.
         webserver: Terminates through the webserver at this address.
-        wait_s: How long to wait until a run at work has ended.
+        wait_s: How long to wait until the runs at work have ended.
         clock: Where times come from.
 
     Raises:
         RunRefused: It is final already (code `run-final`).
-        CannotReach: It is at work in a process that cannot be told.
+        CannotReach: It is at work in a process that cannot be told. The runs that it started are left alone then.
         WebserverError: The webserver does not answer.
     """
+    until = time.monotonic() + wait_s
+    done = _cancel_one(store, instance, run, by, webserver, until, clock or SystemClock())
+    below = cancel_children(
+        store, instance, run, by=by, webserver=webserver, wait_s=until - time.monotonic(), clock=clock
+    )
+    return replace(done, children=below)
+
+
+def cancel_children(
+    store: Store,
+    instance: dg.DagsterInstance,
+    run: Run,
+    *,
+    by: str,
+    webserver: str | None = None,
+    wait_s: float = 0.0,
+    clock: Clock | None = None,
+) -> ChildrenCanceled:
+    """Cancels the unfinished runs that a run started, and those that these started; see `cancel_run`."""
     clock = clock or SystemClock()
+    until = time.monotonic() + wait_s
+    found: list[Run] = []
+    unreached: dict[str, str] = {}
+    waiting = [run.id]
+    while waiting:
+        for child in store.runs.children(waiting.pop()):
+            # Of one that has ended the children may be at work all the same.
+            waiting.append(child.id)
+            if child.status.is_final:
+                continue
+            try:
+                found.append(_cancel_one(store, instance, child, by, webserver, until, clock).run)
+            except CannotReach as error:
+                unreached[child.id] = error.message
+    return ChildrenCanceled(runs=tuple(found), unreached=unreached)
+
+
+def _cancel_one(
+    store: Store,
+    instance: dg.DagsterInstance,
+    run: Run,
+    by: str,
+    webserver: str | None,
+    until: float,
+    clock: Clock,
+) -> Cancellation:
+    """See `cancel_run`; waits until that moment of `time.monotonic` at most."""
     if run.status.is_final:
         raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
     waited_for = store.waits.list(run.project, run_id=run.id, statuses=(WaitStatus.OPEN,), limit=None)
     is_asked = _terminate(store, instance, run, webserver, clock)
     store.audit.add(run.project, "cancel", actor=by, entity=f"run/{run.id}", version=run.version)
-    deadline = time.monotonic() + wait_s
-    while _is_at_work(store, run, clock) and time.monotonic() < deadline:
+    while _is_at_work(store, run, clock) and time.monotonic() < until:
         time.sleep(_POLL_S)
     stands = store.runs.get(run.id)
     if not stands.status.is_final and not _is_at_work(store, run, clock):

@@ -19,10 +19,11 @@ from agentmesh_dagster.authoring import Authoring
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.compiler.job import build_broken_job, build_job
 from agentmesh_dagster.compiler.snapshot import construct_pinned
-from agentmesh_dagster.constants import DECIDE_JOB, METADATA_PINNED, METADATA_PUBLICATION
+from agentmesh_dagster.constants import DECIDE_JOB, FINALIZE_JOB, METADATA_PINNED, METADATA_PUBLICATION
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.orchestration.decide_job import build_decide_job
 from agentmesh_dagster.orchestration.executor import agentmesh_executor
+from agentmesh_dagster.orchestration.finalize_job import build_finalize_job
 from agentmesh_dagster.orchestration.gate_poll import Offered
 from agentmesh_dagster.orchestration.gate_sensor import with_offered
 from agentmesh_dagster.orchestration.host import AgentMesh
@@ -50,8 +51,8 @@ def build_code_location(
 ) -> dg.RepositoryDefinition:
     """A repository with a job for every live workflow of a project, and one for every older publication in use.
 
-    A publication is in use while runs of it are unfinished, and for some time after they have failed. Beside them is
-    the job `agentmesh_decide`.
+    A publication is in use while runs of it are unfinished, and for some time after they have failed. Beside them are
+    the jobs `agentmesh_decide`, and `agentmesh_finalize` for `on_failure` and `finally`.
 
     Args:
         agentmesh: Database and project.
@@ -101,6 +102,7 @@ def build_code_location(
     found: dict[str, Any] = {job: lazy_job(job, each.publication_id) for job, each in live.items()}
     found |= {job: lazy_job(job, publication_id) for publication_id, job in pinned.items()}
     found[DECIDE_JOB] = lambda: build_decide_job(agentmesh)
+    found[FINALIZE_JOB] = lambda: build_finalize_job(agentmesh)
     for job in jobs:
         if job.name in found:
             raise DefinitionError(
@@ -110,7 +112,11 @@ def build_code_location(
             )
         found[job.name] = job
 
-    offered = Offered(live={each.slug: (each.closure_hash, job) for job, each in live.items()}, pinned=pinned)
+    offered = Offered(
+        live={each.slug: (each.closure_hash, job) for job, each in live.items()},
+        pinned=pinned,
+        finalize=FINALIZE_JOB,
+    )
     all_sensors = with_offered(sensors, offered)
 
     @dg.repository(name=name)  # pyright: ignore[reportUnknownMemberType] - Dagster leaves a type argument open

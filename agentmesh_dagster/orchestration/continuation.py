@@ -1,6 +1,7 @@
 """Continues a run: one more Dagster run of the same run, built from what the run is pinned to.
 
-Here are those that this process executes by itself; the gate sensor asks Dagster for the others.
+Here are those that this process executes by itself, the first one of a run that another run started, and the one that
+finalizes a run, among them; the gate sensor asks Dagster for the others.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from agentmesh_dagster.clock import Clock, SystemClock
-from agentmesh_dagster.constants import METADATA_PUBLICATION
+from agentmesh_dagster.constants import FINALIZE_JOB, METADATA_PUBLICATION
 from agentmesh_dagster.errors import DefinitionError, RunRefused
 from agentmesh_dagster.faults import fault_point
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.local_run import LocalRun, code_location_file, reconstructable_job
-from agentmesh_dagster.orchestration.location_internals import hand_over
+from agentmesh_dagster.orchestration.location_internals import hand_over, reconstructable_from_file
 from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over, reconcile_run
-from agentmesh_dagster.orchestration.run_tags import RESUME_RETRY_TAG, continuation_tags
+from agentmesh_dagster.orchestration.retries import settle_retries
+from agentmesh_dagster.orchestration.run_tags import (
+    RESUME_RETRY_TAG,
+    continuation_tags,
+    first_tags,
+    last_working,
+)
 from agentmesh_dagster.records import Claim, Json, Publication, Run, RunStatus
 
 if TYPE_CHECKING:
@@ -47,14 +54,39 @@ def pinned_job(root: Path, publication: Publication) -> ReconstructableJob:
     except DefinitionError:
         raise
     except Exception as error:  # the code location is a person's own file, and may raise anything
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise DefinitionError(
-            f"the job of workflow {publication.slug!r} cannot be loaded from the code location of {str(root)!r}: "
-            f"{type(error).__name__}: {reason}\n"
-            "`dagster definitions validate -w workspace.yaml` shows where",
-            code="job-unloadable",
-        ) from error
+        raise _unloadable(f"the job of workflow {publication.slug!r}", root, error) from error
     return job
+
+
+def finalizing_job(root: Path) -> ReconstructableJob:
+    """The job `agentmesh_finalize` of a project, with its code location's functions and notifiers.
+
+    Raises:
+        DefinitionError: The code location cannot be loaded, or does not offer the job (code `job-unloadable`).
+    """
+    try:
+        file = code_location_file(root)
+        if file is None:
+            job = dg.build_reconstructable_job(
+                "agentmesh_dagster.orchestration.finalize_job", "job_of_project"
+            )
+        else:
+            job = reconstructable_from_file(file, FINALIZE_JOB)
+        job.get_definition()
+    except DefinitionError:
+        raise
+    except Exception as error:  # the code location is a person's own file, and may raise anything
+        raise _unloadable(f"the job {FINALIZE_JOB!r}", root, error) from error
+    return job
+
+
+def _unloadable(what: str, root: Path, error: Exception) -> DefinitionError:
+    reason = next(iter(str(error).strip().splitlines()), "")
+    return DefinitionError(
+        f"{what} cannot be loaded from the code location of {str(root)!r}: {type(error).__name__}: {reason}\n"
+        "`dagster definitions validate -w workspace.yaml` shows where",
+        code="job-unloadable",
+    )
 
 
 def check_retryable(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock | None = None) -> Run:
@@ -114,6 +146,8 @@ def check_resumable(store: Store, instance: dg.DagsterInstance, run: Run, clock:
 
 
 def _check_over(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock) -> None:
+    if not run.dagster_run_ids:
+        return
     last = run.dagster_run_ids[-1]
     if instance.get_run_by_id(last) is None:
         raise RunRefused(
@@ -144,8 +178,18 @@ def continue_here(
     Raises:
         RunRefused: The Dagster run ended before it could go on (code `not-continued`).
     """
-    agentmesh.store().audit.add(run.project, "retry", actor=by, entity=f"run/{run.id}", version=run.version)
-    return _execute_here(agentmesh, job, run, instance, {RESUME_RETRY_TAG: "true", "user": by}, None)
+    store = agentmesh.store()
+    store.audit.add(run.project, "retry", actor=by, entity=f"run/{run.id}", version=run.version)
+    if last_working(instance, run.dagster_run_ids) is not None:
+        return _execute_here(agentmesh, job, run, instance, {RESUME_RETRY_TAG: "true", "user": by}, None)
+    # Canceled before it had begun: there is no Dagster run whose retry this could be.
+    claim = store.claims.claim(run.id, reason="resume")
+    if claim is None:
+        raise RunRefused(
+            f"somebody else continues run {run.id!r} already; `agentmesh runs show {run.id[:8]}` shows how it stands",
+            code="run-claimed",
+        )
+    return _execute_here(agentmesh, job, run, instance, {"user": by}, claim)
 
 
 def resume_here(
@@ -174,6 +218,73 @@ def resume_here(
     return _execute_here(agentmesh, job, run, instance, {"user": by}, claim)
 
 
+def start_here(
+    agentmesh: AgentMesh,
+    job: ReconstructableJob,
+    run: Run,
+    *,
+    instance: dg.DagsterInstance,
+    claim: Claim,
+    by: str,
+) -> LocalRun:
+    """Begins a run in this process that another run started; see `resume_here`.
+
+    Raises:
+        RunRefused: The Dagster run ended before it could begin (code `not-continued`).
+    """
+    agentmesh.store().audit.add(run.project, "start", actor=by, entity=f"run/{run.id}", version=run.version)
+    return _execute_here(agentmesh, job, run, instance, {"user": by}, claim)
+
+
+def finalize_here(
+    agentmesh: AgentMesh, root: Path, run: Run, *, instance: dg.DagsterInstance, by: str
+) -> bool:
+    """Runs `on_failure` and `finally` of a run that has ended in this process, where they are due.
+
+    Args:
+        agentmesh: The process's.
+        root: The project's folder.
+        run: The run.
+        instance: Holds the run's Dagster runs.
+        by: Who asks for it.
+
+    Returns:
+        Whether they were due, and nobody else runs them; how they went, the events of the run say.
+
+    Raises:
+        RunRefused: Its Dagster run has not ended yet (code `run-at-work`), or the one that was to finalize it ended
+            before it could (`not-continued`).
+    """
+    store = agentmesh.store()
+    run = store.runs.get(run.id)
+    if not run.status.is_final or run.finalized >= run.endings:
+        return False
+    _check_over(store, instance, run, SystemClock())
+    if run.status is RunStatus.FAILED and run.retries_left:
+        left = store.runs.left_to_dagster(run.project, failed_since=run.finished_at or SystemClock().now())
+        if any(each.id == run.id for each in left):
+            settle_retries(store, instance, run)
+    job = finalizing_job(root)
+    claim = store.claims.claim(run.id, reason="finalize")
+    if claim is None:
+        return False
+    last = last_working(instance, run.dagster_run_ids)
+    first = instance.get_run_by_id(run.dagster_run_ids[0]) if run.dagster_run_ids else None
+    if last is None or first is None:
+        tags = first_tags(run, claim)
+    else:
+        tags = continuation_tags(first, last, claim=claim)
+    result = dg.execute_job(job, instance=instance, tags={**tags, "user": by}, raise_on_error=False)
+    if result.run_id not in store.runs.get(run.id).dagster_run_ids:
+        reason = first_failure(instance, result.run_id) or "its Dagster run ended early"
+        raise RunRefused(
+            f"run {run.id!r} could not be finalized: {reason}",
+            code="not-continued",
+            context={"dagster_run_id": result.run_id},
+        )
+    return True
+
+
 def _execute_here(
     agentmesh: AgentMesh,
     job: ReconstructableJob,
@@ -182,24 +293,30 @@ def _execute_here(
     tags: Mapping[str, str],
     claim: Claim | None,
 ) -> LocalRun:
-    parent_id = run.dagster_run_ids[-1]
-    parent = instance.get_run_by_id(parent_id)
-    if parent is None:
+    parent = last_working(instance, run.dagster_run_ids)
+    if parent is None and any(instance.get_run_by_id(each) is None for each in run.dagster_run_ids):
         raise RunRefused(
-            f"the Dagster run {parent_id!r} was deleted from this Dagster instance",
+            f"the Dagster runs of run {run.id!r} were deleted from this Dagster instance",
             code="dagster-run-missing",
         )
-    first = instance.get_run_by_id(run.id) or parent
     # All steps, not those that Dagster holds for failed: a killed worker's steps have no end, and what finished costs
     # nothing to replay.
     fault_point("launch.before")
-    result = dg.execute_job(
-        job,
-        instance=instance,
-        tags={**continuation_tags(first, parent, claim=claim), **tags},
-        raise_on_error=False,
-        reexecution_options=dg.ReexecutionOptions(parent_run_id=parent_id),
-    )
+    if parent is None:
+        # No Dagster run has worked on it: what it is launched with stands in its row.
+        own = first_tags(run, claim) if claim is not None else {}
+        result = dg.execute_job(
+            job, instance=instance, run_config=run.input or {}, tags={**own, **tags}, raise_on_error=False
+        )
+    else:
+        first = instance.get_run_by_id(run.dagster_run_ids[0]) or parent
+        result = dg.execute_job(
+            job,
+            instance=instance,
+            tags={**continuation_tags(first, parent, claim=claim), **tags},
+            raise_on_error=False,
+            reexecution_options=dg.ReexecutionOptions(parent_run_id=parent.run_id),
+        )
     fault_point("launch.after")
     store = agentmesh.store()
     stands = store.runs.get(run.id)

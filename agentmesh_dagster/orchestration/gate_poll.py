@@ -6,15 +6,22 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
 from agentmesh_dagster.clock import Clock
-from agentmesh_dagster.constants import TAG_CLAIM
-from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over, may_retry_by_itself
-from agentmesh_dagster.orchestration.run_tags import continuation_tags
-from agentmesh_dagster.records import ReadyRun
+from agentmesh_dagster.constants import FINALIZE_JOB, TAG_CLAIM
+from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over
+from agentmesh_dagster.orchestration.retries import may_retry_by_itself
+from agentmesh_dagster.orchestration.run_tags import (
+    continuation_tags,
+    first_tags,
+    is_finalizing,
+    last_working,
+)
+from agentmesh_dagster.records import Claim, Json, ReadyRun, Run
 from agentmesh_dagster.specs.names import job_name, pinned_job_name
 
 if TYPE_CHECKING:
@@ -35,20 +42,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """The jobs of a loaded code location that runs can be continued with."""
+    """The jobs of a loaded code location that runs can be started, continued and finalized with."""
 
     live: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Of each live workflow, by slug: its definition hash and its job."""
     pinned: Mapping[int, str] = field(default_factory=dict[int, str])
     """Jobs of older publications."""
+    finalize: str | None = None
+    """The job that runs `on_failure` and `finally` of all of them."""
 
     @property
     def jobs(self) -> tuple[str, ...]:
         """The names of all."""
-        return (*(job for _, job in self.live.values()), *self.pinned.values())
+        finalize = () if self.finalize is None else (self.finalize,)
+        return (*(job for _, job in self.live.values()), *self.pinned.values(), *finalize)
 
     def job_of(self, run: ReadyRun) -> str | None:
-        """The job that continues a run: one built from the same definitions; None where none is offered."""
+        """The job that goes on with a run, built from the same definitions, or finalizes it; None: not offered."""
+        if run.reason == "finalize":
+            return self.finalize
         digest, job = self.live.get(run.slug, ("", ""))
         return job if job and digest == run.definition_hash else self.pinned.get(run.publication)
 
@@ -105,30 +117,41 @@ class Gatekeeper:
         """Claims a run, or says what holds it back."""
         job = self.offered.job_of(ready)
         if job is None:
-            name = pinned_job_name(job_name("workflow", ready.slug), ready.publication)
+            pinned = pinned_job_name(job_name("workflow", ready.slug), ready.publication)
+            name = FINALIZE_JOB if ready.reason == "finalize" else pinned
             look.missing.add(name)
             look.held_back[ready.run_id] = f"the job {name} is not loaded yet: reload the code location"
             return
-        first = None if ready.run_id in self.foreign else self.instance.get_run_by_id(ready.run_id)
-        if first is None:
+        first = None if ready.run_id in self.foreign else self._dagster_run(ready, 0)
+        if first is None and (ready.dagster_run_ids or not self._is_started_here(ready)):
             self.foreign.add(ready.run_id)
+            whose = "its first Dagster run" if ready.dagster_run_ids else "the run that started it"
             look.held_back[ready.run_id] = (
-                "its first Dagster run is not in this Dagster instance (DAGSTER_HOME), or was deleted: "
+                f"{whose} is not in this Dagster instance (DAGSTER_HOME), or was deleted: "
                 "`agentmesh runs resume` goes on with it where it is"
             )
             return
-        last = self.instance.get_run_by_id(ready.dagster_run_ids[-1]) or first
-        if not last.is_finished:
+        last = first if len(ready.dagster_run_ids) < 2 else self._dagster_run(ready, -1)
+        if last is not None and not last.is_finished:
             run = self.store.runs.get(ready.run_id)
             if not is_dagster_run_over(self.store, self.instance, run, self.clock):
                 look.held_back[ready.run_id] = f"its Dagster run {last.run_id} has not ended yet"
                 return
             last = self.instance.get_run_by_id(last.run_id) or last
-        if ready.reason == "retry" and not may_retry_by_itself(
-            self.store.runs.get(ready.run_id), last, self.instance
+        if last is None or is_finalizing(last):
+            last = last_working(self.instance, ready.dagster_run_ids)
+        if (
+            ready.reason == "retry"
+            and last is not None
+            and not may_retry_by_itself(self.store.runs.get(ready.run_id), last, self.instance)
         ):
             self.store.runs.give_up_retries(ready.run_id)
             return
+        # Whatever can fail is read before the claim is made.
+        if first is None or last is None:
+            launch = partial(_first_request, self.store.runs.get(ready.run_id))
+        else:
+            launch = partial(_next_request, first, last)
         lost: Sequence[dg.DagsterRun] = ()
         if ready.expired_claim is not None:
             launched = self._launched_by(ready.expired_claim)
@@ -139,16 +162,19 @@ class Gatekeeper:
         claim = self.store.claims.claim(ready.run_id, reason=ready.reason, now=now)
         if claim is None:
             return
-        look.requests.append(
-            dg.RunRequest(
-                run_key=claim.id,
-                job_name=job,
-                run_config=first.run_config,
-                tags=continuation_tags(first, last, claim=claim),
-            )
-        )
+        look.requests.append(launch(job, claim))
         for dagster_run in lost:
             self._end(dagster_run)
+
+    def _dagster_run(self, ready: ReadyRun, number: int) -> dg.DagsterRun | None:
+        ids = ready.dagster_run_ids
+        return self.instance.get_run_by_id(ids[number]) if ids else None
+
+    def _is_started_here(self, ready: ReadyRun) -> bool:
+        """Whether a run that has not begun was started by a run of this Dagster instance."""
+        parent = self.store.runs.get(ready.run_id).parent_run_id
+        ids = () if parent is None else self.store.runs.get(parent).dagster_run_ids
+        return not ids or self.instance.get_run_by_id(ids[0]) is not None
 
     def _launched_by(self, claim_id: str) -> Sequence[dg.RunRecord]:
         """The Dagster runs with a claim that have not ended."""
@@ -174,3 +200,19 @@ class Gatekeeper:
                 self.instance.report_run_failed(dagster_run, _LOST)
         except Exception:  # noqa: BLE001 - the claim is made: its request must reach the daemon, whatever this comes to
             _log.exception("Dagster run %s could not be reported as lost", dagster_run.run_id)
+
+
+def _first_request(run: Run, job: str, claim: Claim) -> dg.RunRequest:
+    """Of a run on which no Dagster run has worked: what it is launched with stands in its row."""
+    config: dict[str, Json] = run.input or {}
+    return _request(job, claim, config, first_tags(run, claim))
+
+
+def _next_request(first: dg.DagsterRun, last: dg.DagsterRun, job: str, claim: Claim) -> dg.RunRequest:
+    return _request(job, claim, first.run_config, continuation_tags(first, last, claim=claim))
+
+
+def _request(job: str, claim: Claim, config: Mapping[str, Json], tags: Mapping[str, str]) -> dg.RunRequest:
+    # Finalizing takes no input: it reads the run.
+    run_config = dict[str, Json]() if claim.reason == "finalize" else config
+    return dg.RunRequest(run_key=claim.id, job_name=job, run_config=run_config, tags=tags)

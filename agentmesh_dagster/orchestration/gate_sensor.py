@@ -72,8 +72,8 @@ class GateSensor(dg.SensorDefinition):
             name=GATE_SENSOR if number == 1 else f"{GATE_SENSOR}_{number}",
             evaluation_fn=evaluate,
             minimum_interval_seconds=minimum_interval_s,
-            description="Continues runs that waited for a decision, an answer, an event or a moment, and retries those "
-            "that failed after such a wait.",
+            description="Continues runs that waited for a decision, an answer, an event or a moment, retries those "
+            "that failed after such a wait, begins those that other runs have started, and finalizes those that ended.",
             default_status=dg.DefaultSensorStatus.RUNNING,
         )
         self.agentmesh = agentmesh
@@ -128,7 +128,7 @@ class GateSensor(dg.SensorDefinition):
             return dg.SkipReason(_words(look))
         fault_point("launch.before")
         for run_id, reason in look.held_back.items():
-            context.log.info(f"run {run_id} can go on, and is not continued yet: {reason}")
+            context.log.info(f"run {run_id} can go on, and does not yet: {reason}")
         fault_point("launch.after")
         return look.requests
 

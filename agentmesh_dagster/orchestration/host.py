@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
-from agentmesh_dagster.compiler.ops import op_names
+from agentmesh_dagster.compiler.levels import op_names
 from agentmesh_dagster.constants import GATE_SENSOR, TAG_CLAIM, TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
 from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.orchestration.run_tags import stated_max_retries
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.loop import run_on_loop
+from agentmesh_dagster.runtime.nested import settle_failed
 from agentmesh_dagster.runtime.nodes.base import Say
 from agentmesh_dagster.runtime.session import Launch, Pinned, RunSession, open_session
 from agentmesh_dagster.settings import database_url, project_root, project_slug
@@ -157,9 +158,17 @@ class Host:
         body: Callable[[RunSession, Say], Coroutine[Any, Any, T]],
     ) -> T:
         """See `compiler.ops.Host`."""
+        return self.perform(context, lambda say: self._work(context, pinned, body, say))
+
+    def perform(self, context: dg.OpExecutionContext, work: Callable[[Say], Coroutine[Any, Any, T]]) -> T:
+        """Runs work on the process's loop, and returns what it returns; its lines go to the op's log.
+
+        Raises:
+            dagster.Failure: It failed; with its error, without secrets.
+        """
         log = _StepLog(context.log, self._log_thread)
         try:
-            return run_on_loop(self._work(context, pinned, body, log.say))
+            return run_on_loop(work(log.say))
         except Exception as error:  # noqa: BLE001 - whatever a node raises becomes a failed op
             problem = self.environment.secrets.redact_error(error)
             metadata: dict[str, Any] = {"code": problem["code"], "error": dg.MetadataValue.json(problem)}
@@ -219,7 +228,8 @@ class Host:
             raise
 
     async def _open(self, run: dg.DagsterRun, instance: dg.DagsterInstance, pinned: Pinned) -> RunSession:
-        launch = await asyncio.to_thread(construct_launch, run, op_names(pinned), instance)
+        steps = op_names(pinned, self.environment.node_types)
+        launch = await asyncio.to_thread(construct_launch, run, steps, instance)
         session = await open_session(self.environment, pinned, launch, dict(run.run_config))
         # Copied from a parent, or missing: each Dagster run says for itself whose work it does.
         own = {TAG_RUN_ID: session.run.id, TAG_STATUS: RunStatus.RUNNING.value}
@@ -242,8 +252,28 @@ class Host:
             return None
         if outcome.is_interrupted and outcome.ended is None:
             await outcome.end(RunStatus.CANCELED)
+        await self._settle(outcome)
         await outcome.close()
         return outcome.ended
+
+    async def _settle(self, session: RunSession) -> None:
+        """Writes what is still to be said of the nodes of a run that failed; its own error is not the one to see."""
+        try:
+            if await self._has_failed(session):
+                await settle_failed(session)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run has failed, and says why
+            _log.warning(
+                "the rows of run %s could not say where its other nodes stand: %s",
+                session.run.id,
+                session.error_json(error)["message"],
+            )
+
+    async def _has_failed(self, session: RunSession) -> bool:
+        if session.ended is not None or session.is_lease_lost or session.is_interrupted:
+            return session.ended is RunStatus.FAILED
+        # A step process: another one may have ended the run while this one was at work.
+        run = await self.environment.journal.run(session.run.id)
+        return run is not None and run.status is RunStatus.FAILED
 
 
 def build_environment(agentmesh: AgentMesh) -> Environment:

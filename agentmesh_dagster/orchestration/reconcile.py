@@ -3,7 +3,8 @@
 A worker that is killed writes nothing. Its lease runs out, and Dagster still believes it started; nobody else finds out
 when the code server died with it. So: a run whose Dagster run has ended takes that end over, and a run whose lease has
 run out while Dagster calls it started is reported to Dagster as failed (or canceled, where somebody asked for that).
-A run that had written how it stands, final or waiting, when its worker was killed is reported to Dagster as that.
+A run that had written how it stands, final or waiting, when its worker was killed is reported to Dagster as that. And a
+run whose time is over while it waits has nobody at work who could say so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import dagster as dg
 from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import TAG_PROJECT, TAG_RUN_ID, TAG_STATUS
 from agentmesh_dagster.errors import NodeError, NotFound
-from agentmesh_dagster.records import Event, Json, Lease, Run, RunStatus
+from agentmesh_dagster.orchestration.retries import settle_retries
+from agentmesh_dagster.orchestration.run_tags import is_finalizing
+from agentmesh_dagster.records import Event, Lease, Run, RunStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 
 if TYPE_CHECKING:
@@ -39,25 +42,8 @@ _ENDING_S: Final = 60.0
 """How long a worker that has given its lease back may take until Dagster has heard of its end."""
 _STARTING_S: Final = 600.0
 """How long a Dagster run may take from its start until it has bound its run."""
-_WILL_RETRY: Final = "dagster/will_retry"
-_AUTO_RETRY: Final = "dagster/auto_retry_run_id"
-_FAILURE_REASON: Final = "dagster/failure_reason"
 _SILENCE_S: Final = 3600.0
 """How long a run without a lease must have written nothing before it is given up, where Dagster cannot say more."""
-_ANSWERS: Final = frozenset(
-    {
-        "approval-refused",
-        "event-timeout",
-        "gate-timeout",
-        "no-end",
-        "rejected",
-        "run-input",
-        "run-output",
-        "step-unknown",
-        "suspend-timeout",
-    }
-)
-"""Codes of errors that are an answer: of people, of the clock, or of the definition. A retry would hear the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +73,25 @@ def reconcile(
         if correction is not None:
             found.append(correction)
     found += _left_behind(store, instance, project, clock)
-    _adopt_retries(store, instance, project, clock)
+    found += fail_overdue(store, instance, project, clock)
+    _settle_retries(store, instance, project, clock)
     return found
+
+
+def fail_overdue(
+    store: Store, instance: dg.DagsterInstance, project: str, clock: Clock
+) -> Generator[Correction]:
+    """Fails the runs of a project whose `timeout_s` is over while they wait; what they wait for is closed."""
+    for run in store.runs.overdue(project, clock.now()):
+        error = NodeError(
+            "the run took longer than its settings.timeout_s, which includes the time for which it waits "
+            "(timeout_includes_waiting)",
+            code="run-timeout",
+        )
+        reason = "its time was over while it waited"
+        correction = _correct(store, run, RunStatus.FAILED, reason, clock, instance, error)
+        if correction is not None:
+            yield correction
 
 
 def _left_behind(
@@ -129,39 +132,10 @@ def _end_unbound(instance: dg.DagsterInstance, record: dg.RunRecord, clock: Cloc
     return Correction(run_id=dagster_run.run_id, status=status, reason="its worker died before it had begun")
 
 
-def _adopt_retries(store: Store, instance: dg.DagsterInstance, project: str, clock: Clock) -> None:
-    """Takes over the retries of runs that Dagster meant to retry and gave up.
-
-    It tries once, and not again where the code location could not be reached at that moment, as when worker and code
-    server died together.
-    """
+def _settle_retries(store: Store, instance: dg.DagsterInstance, project: str, clock: Clock) -> None:
+    """Looks after the runs that failed, may be retried, and are Dagster's to retry."""
     for run in store.runs.left_to_dagster(project, failed_since=clock.now() - timedelta(seconds=_SILENCE_S)):
-        last = instance.get_run_by_id(run.dagster_run_ids[-1])
-        if last is None or last.tags.get(_WILL_RETRY) != "false" or _AUTO_RETRY in last.tags:
-            continue
-        if may_retry_by_itself(run, last, instance):
-            store.runs.adopt_retries(run.id)
-
-
-def may_retry_by_itself(run: Run, last: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
-    """Whether a failed run may be retried without anybody asking for it, by what it failed with.
-
-    Args:
-        run: The run.
-        last: Its last Dagster run.
-        instance: Has the setting that counts where the Dagster run has no tag for it.
-    """
-    error: dict[str, Json] = run.error or {}
-    if error.get("code") in _ANSWERS:
-        return False
-    return last.tags.get(_FAILURE_REASON) != "STEP_FAILURE" or _retries_steps(last, instance)
-
-
-def _retries_steps(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
-    stated = run.tags.get("dagster/retry_on_asset_or_op_failure")
-    if stated is not None:
-        return stated.lower() == "true"
-    return instance.run_retries_retry_on_asset_or_op_failure
+        settle_retries(store, instance, run)
 
 
 def reconcile_run(
@@ -263,7 +237,9 @@ def _is_left(store: Store, run: Run, now: datetime) -> bool:
     if since is None:
         return False
     if run.status in (RunStatus.WAITING, RunStatus.SUCCEEDED):
-        return since + timedelta(seconds=_ENDING_S) <= now
+        # One that is finalized says so long after its end.
+        heard_of = max([since, *(event.at for event in store.runs.events(run.id, type="run.*"))])
+        return heard_of + timedelta(seconds=_ENDING_S) <= now
     return _has_been_silent(store, run, now)
 
 
@@ -275,6 +251,15 @@ def _tell_dagster_the_end(
         dagster_run = _still_at_work(instance, run) if is_taken else None
         if dagster_run is None:
             return None
+        if is_finalizing(dagster_run):
+            if dagster_run.status is dg.DagsterRunStatus.CANCELING:
+                instance.report_run_canceled(dagster_run, _LOST)
+            else:
+                instance.report_run_failed(dagster_run, _LOST)
+            # The run stays as it ended; what its end asks for is asked for again.
+            return Correction(
+                run_id=run.id, status=run.status, reason="the worker that finalized it died before the end"
+            )
         if run.status is RunStatus.WAITING and dagster_run.status is dg.DagsterRunStatus.CANCELING:
             # Somebody asked for it while the worker could still have heard.
             instance.report_run_canceled(dagster_run, _LOST)
@@ -354,10 +339,10 @@ def _correct(
     reason: str,
     clock: Clock,
     instance: dg.DagsterInstance | None = None,
+    error: NodeError | None = None,
 ) -> Correction | None:
     now = clock.now()
-    error = None
-    if status is RunStatus.FAILED:
+    if status is RunStatus.FAILED and error is None:
         error = NodeError(
             f"the run did not finish: {reason}; retry it to go on where it stopped", code="worker-lost"
         )
@@ -371,7 +356,7 @@ def _correct(
     )
     moved = store.runs.set_status(
         run.id,
-        # A waiting run, only where somebody canceled it.
+        # A waiting run, only where somebody canceled it or its time is over.
         (run.status,) if run.status is RunStatus.WAITING else (RunStatus.PENDING, RunStatus.RUNNING),
         status,
         at=now,
@@ -380,6 +365,6 @@ def _correct(
     )
     if not moved:
         return None
-    if instance is not None:
+    if instance is not None and instance.get_run_by_id(run.dagster_run_ids[-1]) is not None:
         instance.add_run_tags(run.dagster_run_ids[-1], {TAG_STATUS: status.value})
     return Correction(run_id=run.id, status=status, reason=reason)

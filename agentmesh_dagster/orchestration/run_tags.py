@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import dagster as dg
 
-from agentmesh_dagster.constants import TAG_CLAIM, TAG_RUN_ID, TAG_STATUS
-from agentmesh_dagster.records import Claim
+from agentmesh_dagster.constants import FINALIZE_JOB, TAG_CLAIM, TAG_PARENT_RUN_ID, TAG_RUN_ID, TAG_STATUS
+from agentmesh_dagster.records import Claim, Run
 
 RESUME_RETRY_TAG: Final = "dagster/is_resume_retry"
 _PARENT_TAG: Final = "dagster/parent_run_id"
@@ -36,6 +36,8 @@ _OWN_TAGS: Final = frozenset(
 )
 _HIDDEN: Final = ".dagster/"
 """What Dagster notes of one Dagster run: its worker, its code server, its repository."""
+_OF_WORK: Final = ("dagster/backfill", "dagster/partition")
+"""How the tags begin by which Dagster counts a Dagster run as the work on a partition, which finalizing is none."""
 
 
 def continuation_tags(
@@ -45,21 +47,57 @@ def continuation_tags(
 
     Args:
         first: The run's first Dagster run, by which Dagster shows them all as one group.
-        last: Its last one so far, whose tags are handed on: partition, backfill and a person's own.
-        claim: The claim by which the new one continues the run. Dagster retries none such: AgentMesh counts the
-            retries of a run.
+        last: Its last one so far that worked on the run (`last_working`), whose tags are handed on: partition,
+            backfill and a person's own.
+        claim: The claim by which the new one continues or finalizes the run. Dagster retries none such: AgentMesh
+            counts the retries of a run.
     """
     tags: Mapping[str, str] = last.tags
     own = {_PARENT_TAG: last.run_id, _ROOT_TAG: first.root_run_id or first.run_id}
     if claim is not None:
-        own |= {
-            TAG_CLAIM: claim.id,
-            TAG_RUN_ID: claim.run_id,
-            _MAX_RETRIES_TAG: "0",
-            _OWN_MAX_RETRIES_TAG: stated_max_retries(first.tags) or "",
-        }
-    kept = {tag: value for tag, value in tags.items() if tag not in _OWN_TAGS and not tag.startswith(_HIDDEN)}
+        own |= _claim_tags(claim, stated_max_retries(first.tags))
+    dropped = (_HIDDEN, *_OF_WORK) if claim is not None and claim.reason == "finalize" else (_HIDDEN,)
+    kept = {tag: value for tag, value in tags.items() if tag not in _OWN_TAGS and not tag.startswith(dropped)}
     return {**kept, **own}
+
+
+def first_tags(run: Run, claim: Claim) -> dict[str, str]:
+    """The tags of the first Dagster run of a run that another run started, or that never began.
+
+    Args:
+        run: The run.
+        claim: The claim by which the Dagster run begins it.
+    """
+    parent = {} if run.parent_run_id is None else {TAG_PARENT_RUN_ID: run.parent_run_id}
+    return {**parent, **_claim_tags(claim, None)}
+
+
+def _claim_tags(claim: Claim, max_retries: str | None) -> dict[str, str]:
+    return {
+        TAG_CLAIM: claim.id,
+        TAG_RUN_ID: claim.run_id,
+        _MAX_RETRIES_TAG: "0",
+        _OWN_MAX_RETRIES_TAG: max_retries or "",
+    }
+
+
+def is_finalizing(dagster_run: dg.DagsterRun) -> bool:
+    """Whether a Dagster run is one of `agentmesh_finalize`, which changes nothing in how its run stands."""
+    return dagster_run.job_name == FINALIZE_JOB
+
+
+def last_working(instance: dg.DagsterInstance, dagster_run_ids: Sequence[str]) -> dg.DagsterRun | None:
+    """The last Dagster run that worked on a run, and did not finalize it; None where this instance has none.
+
+    Args:
+        instance: Where they are looked for.
+        dagster_run_ids: The Dagster runs of the run, in their order.
+    """
+    for dagster_run_id in reversed(dagster_run_ids):
+        dagster_run = instance.get_run_by_id(dagster_run_id)
+        if dagster_run is not None and not is_finalizing(dagster_run):
+            return dagster_run
+    return None
 
 
 def stated_max_retries(tags: Mapping[str, str]) -> str | None:

@@ -6,7 +6,7 @@ import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import TAG_CLAIM
-from agentmesh_dagster.orchestration.cancellation import set_canceled
+from agentmesh_dagster.orchestration.cancellation import cancel_children, set_canceled
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.reconcile import find_run, reconcile, reconcile_run
 from agentmesh_dagster.records import RunStatus
@@ -27,13 +27,18 @@ def build_run_status_sensors(
             run = find_run(agentmesh.store(), context.dagster_run.run_id)
             if run is None:
                 return dg.SkipReason(_canceled_unbegun(agentmesh, context) or "not a run of AgentMesh")
+            store = agentmesh.store()
             if run.status.is_final or run.dagster_run_ids[-1] != context.dagster_run.run_id:
-                return dg.SkipReason(f"run {run.id} has written its own end")
-            lease = agentmesh.store().runs.lease(run.id)
-            correction = reconcile_run(agentmesh.store(), context.instance, run, lease, SystemClock())
-            return dg.SkipReason(
-                f"run {run.id}: {correction.reason if correction else 'nothing to put right'}"
-            )
+                said = f"run {run.id} has written its own end"
+            else:
+                lease = store.runs.lease(run.id)
+                correction = reconcile_run(store, context.instance, run, lease, SystemClock())
+                said = f"run {run.id}: {correction.reason if correction else 'nothing to put right'}"
+                run = store.runs.get(run.id)
+            if status is dg.DagsterRunStatus.CANCELED and run.status is RunStatus.CANCELED:
+                # Canceled in Dagster, which knows nothing of the runs that it has started.
+                cancel_children(store, context.instance, run, by="Dagster")
+            return dg.SkipReason(said)
 
         return dg.run_status_sensor(  # pyright: ignore[reportUnknownMemberType] - Dagster types its metadata in part
             run_status=status,
@@ -50,7 +55,7 @@ def build_run_status_sensors(
 
 
 def _canceled_unbegun(agentmesh: AgentMesh, context: dg.RunStatusSensorContext) -> str | None:
-    """Cancels the run that a Dagster run was to continue, which somebody canceled in Dagster before it began.
+    """Cancels the run that a Dagster run was to start or continue, which somebody canceled in Dagster before it began.
 
     Without that, another one would be started in its place.
     """
@@ -63,11 +68,13 @@ def _canceled_unbegun(agentmesh: AgentMesh, context: dg.RunStatusSensorContext) 
     if claim is None or not claim.is_current or claim.dagster_run_id is not None:
         return None
     run = store.runs.get(claim.run_id)
-    if run.project != agentmesh.project or run.status is not RunStatus.WAITING:
+    if run.project != agentmesh.project or run.status not in (RunStatus.PENDING, RunStatus.WAITING):
         return None
     if not set_canceled(store, context.instance, run, "Dagster", SystemClock()):
         return None
-    return f"run {run.id} is canceled: its continuation was canceled in Dagster before it began"
+    cancel_children(store, context.instance, run, by="Dagster")
+    whose = "first Dagster run" if run.status is RunStatus.PENDING else "continuation"
+    return f"run {run.id} is canceled: its {whose} was canceled in Dagster before it began"
 
 
 def build_reconciler_sensor(agentmesh: AgentMesh, *, minimum_interval_s: int = 15) -> dg.SensorDefinition:
@@ -76,7 +83,8 @@ def build_reconciler_sensor(agentmesh: AgentMesh, *, minimum_interval_s: int = 1
     @dg.sensor(  # pyright: ignore[reportUnknownMemberType] - Dagster types its metadata in part
         name="agentmesh_reconciler",
         minimum_interval_seconds=minimum_interval_s,
-        description="Finds runs whose worker died (lease run out) and puts their rows and Dagster's status right.",
+        description="Finds runs whose worker died (lease run out) or whose time was over while they waited, and puts "
+        "their rows and Dagster's status right.",
         default_status=dg.DefaultSensorStatus.RUNNING,
     )
     def agentmesh_reconciler(context: dg.SensorEvaluationContext) -> dg.SkipReason:

@@ -11,17 +11,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentmesh_dagster.errors import ReplayError, RunRefused, StoreError
 from agentmesh_dagster.faults import fault_point
-from agentmesh_dagster.records import Event, Json, Step, StepStatus, WaitStatus
+from agentmesh_dagster.records import Entry, Event, Json, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.unknown import settle_cut_off
 from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.closure import content_hash
 
 if TYPE_CHECKING:
+    from agentmesh_dagster.runtime.row_buffer import RowBuffer
     from agentmesh_dagster.runtime.session import RunSession
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,15 @@ class StepAsk:
     """What the output of a step that was cut off must fit, where a person says it."""
     notify: Sequence[Json] = ()
     """Who is told when people must say."""
+    iteration_index: int | None = None
+    is_light: bool = False
+    """Whether its row may wait for the next commit: to run it again costs and changes nothing."""
+    is_begun: bool = False
+    """Whether an op before this one has begun it, in the same Dagster run."""
+    has_events: bool = True
+    """Whether its begin and end are events of their own."""
+    buffer: RowBuffer | None = None
+    """Where rows of a walked level wait; None: each is written at once."""
 
     @property
     def fingerprint(self) -> str:
@@ -72,6 +81,7 @@ class StepAnswer:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
+    child_run_id: str | None = None
 
 
 @dataclass
@@ -86,6 +96,10 @@ _EVENTS = {
     "tool": ("tool.request", "tool.response", "tool.response"),
 }
 _NODE_EVENTS = ("step.started", "step.completed", "step.failed")
+_PARTS = ("item", "iteration", "branch")
+"""Kinds whose begin is no event: their nodes' are."""
+_LEVEL_OWNERS = ("node", "item", "iteration", "branch")
+"""Kinds under which other nodes stand, or may."""
 
 
 async def journalled_step(
@@ -116,60 +130,71 @@ async def journalled_step(
             )
         return known, True
     is_node = ask.kind == "node"
+    buffer = ask.buffer
     clock = session.environment.clock
     now = clock.now()
-    has_waited = known is not None and known.status is StepStatus.WAITING
+    # What another op of this Dagster run has begun goes on, as what has waited does: neither is a further attempt.
+    goes_on = known is not None and (
+        known.status is StepStatus.WAITING
+        or (
+            ask.is_begun
+            and known.status is StepStatus.RUNNING
+            and known.dagster_run_id == session.dagster_run_id
+        )
+    )
     # Whatever became of the node before: an answer that nobody takes up asks for a continuation for ever.
     used = await session.unused_waits(ask.key) if is_node and known is not None else ()
-    row = Step(
-        run_id=session.run.id,
-        key=ask.key,
-        node_id=ask.node_id,
-        node_type=ask.node_type,
-        node_name=ask.node_name,
-        kind=ask.kind,
-        parent_key=ask.parent_key,
-        predecessor_keys=ask.predecessor_keys,
-        # To go on after a wait is no further attempt.
-        attempt=1 if known is None else known.attempt + (0 if has_waited else 1),
-        status=StepStatus.RUNNING,
-        input=session.redact(ask.request),
-        fingerprint=fingerprint,
-        queued_at=known.queued_at if known else now,
-        started_at=(known.started_at if known is not None and has_waited else None) or now,
-        dagster_run_id=session.dagster_run_id,
-    )
+    progress = StepProgress(1 if known is None else known.attempt + (0 if goes_on else 1))
+    started_at = (known.started_at if known is not None and goes_on else None) or now
+    # A row is made where one is written, and not changed: thousands of steps go through here.
+    shared = _shared_fields(session, ask, fingerprint)
+    shared |= {"queued_at": known.queued_at if known else now, "started_at": started_at}
     settled: StepAnswer | None = None
     if known is not None and not ask.idempotent and known.status in (StepStatus.RUNNING, StepStatus.UNKNOWN):
         told = await settle_cut_off(session, ask, known)
         settled = StepAnswer(output=told.output) if told is not None else None
     started, completed, failed = _EVENTS.get(ask.kind, _NODE_EVENTS)
-    first = session.event(started, ask.key, {"attempt": row.attempt, "node_type": ask.node_type})
+    waiting: list[Event] = []
+    if ask.has_events and ask.kind not in _PARTS and not (ask.is_begun and goes_on):
+        payload: dict[str, Json] = {"attempt": progress.attempt, "node_type": ask.node_type}
+        waiting.append(session.event(started, ask.key, payload))
     if ask.announce and settled is None:
-        await session.record(row, [first], used=used)
+        row = Step(**shared, attempt=progress.attempt, status=StepStatus.RUNNING)
+        entry = Entry(step=row, events=tuple(waiting), used=tuple(used))
+        if buffer is None:
+            await session.record(entry)
+        elif is_node and not used:
+            await buffer.begin(entry)
+        elif ask.idempotent and not used:
+            buffer.add(entry)
+        else:
+            # A call that must not be made twice is on record before it is made.
+            await buffer.write_with(entry)
         used = ()
-        waiting: list[Event] = []
-    else:
-        waiting = [first]
+        waiting = []
     began = clock.monotonic_s()
-    progress = StepProgress(row.attempt)
+
+    async def write(entry: Entry) -> None:
+        await (session.record(entry) if buffer is None else buffer.write_with(entry))
 
     def ended(status: StepStatus, answer: StepAnswer) -> Step:
-        return replace(
-            row,
+        finished_at = clock.now()
+        # Of what has waited meanwhile: no process was there to measure it.
+        passed_s = (finished_at - started_at).total_seconds() if goes_on else clock.monotonic_s() - began
+        return Step(
+            **shared,
             attempt=progress.attempt,
             status=status,
             output=session.redact(answer.output),
             error=answer.error,
             routing_decision=answer.routing_decision,
+            child_run_id=answer.child_run_id,
             model_used=answer.model_used,
             input_tokens=answer.input_tokens,
             output_tokens=answer.output_tokens,
             cost_usd=answer.cost_usd,
-            finished_at=clock.now(),
-            duration_ms=round((clock.monotonic_s() - began) * 1000)
-            if not has_waited
-            else _since(row, clock.now()),
+            finished_at=finished_at,
+            duration_ms=round(passed_s * 1000),
         )
 
     try:
@@ -182,23 +207,26 @@ async def journalled_step(
         else:
             answer = await call(progress)
     except Suspended as suspended:
-        row = replace(row, attempt=progress.attempt, status=StepStatus.WAITING)
+        row = Step(**shared, attempt=progress.attempt, status=StepStatus.WAITING)
         if not is_node:
-            await session.record(row, waiting)
+            await write(Entry(step=row, events=tuple(waiting)))
             raise
         waiting.append(_waiting_event(session, row, suspended))
-        await session.record(
-            row,
-            waiting,
-            opened=[wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None],
-            used=used,
-            superseded=suspended.superseded,
+        opened = (wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None)
+        await write(
+            Entry(
+                step=row,
+                events=tuple(waiting),
+                opened=tuple(opened),
+                used=tuple(used),
+                superseded=suspended.superseded,
+            )
         )
         return row, False
     except asyncio.CancelledError:
         status = StepStatus.CANCELED if ask.idempotent else StepStatus.UNKNOWN
         try:
-            await asyncio.shield(session.record(ended(status, StepAnswer()), waiting))
+            await asyncio.shield(write(Entry(step=ended(status, StepAnswer()), events=tuple(waiting))))
         except (StoreError, RunRefused) as error:
             # The cancellation goes on; a row that still says `running` reads as cut off, which it is.
             _log.warning("step %s was canceled, and its row could not say so: %s", ask.key, error)
@@ -206,10 +234,54 @@ async def journalled_step(
     except Exception as error:
         problem = session.error_json(error)
         row = ended(StepStatus.FAILED, StepAnswer(error=problem))
-        await session.record(row, [*waiting, session.event(failed, ask.key, {"error": problem})], used=used)
+        if ask.has_events:
+            waiting.append(session.event(failed, ask.key, {"error": problem}))
+        await write(Entry(step=row, events=tuple(waiting), used=tuple(used)))
         raise
     row = ended(answer.status, answer)
     last = {StepStatus.SUCCEEDED: completed, StepStatus.SKIPPED: "step.skipped"}.get(row.status, failed)
+    if ask.has_events:
+        waiting.append(session.event(last, ask.key, _ended_payload(row)))
+    # What is finished never runs again: with its row, all that was waited for in it is taken up or called off.
+    left = session.unsettled_waits(ask.key) if ask.kind in _LEVEL_OWNERS and row.is_finished else ()
+    if left:
+        await _cancel_waiting(session, ask.key, write)
+    entry = Entry(step=row, events=tuple(waiting), used=(*used, *left), superseded=left)
+    may_wait = ask.is_light or (is_node and row.is_finished)
+    if buffer is not None and may_wait and not left and not used:
+        buffer.add(entry, is_call=not ask.is_light)
+    else:
+        await write(entry)
+    return row, False
+
+
+async def _cancel_waiting(session: RunSession, key: str, write: Callable[[Entry], Awaitable[None]]) -> None:
+    """Writes of the steps that wait under a step which ends that nobody waits for them any more."""
+    now = session.environment.clock.now()
+    for row in list(session.rows_under(key)):
+        if row.status is StepStatus.WAITING:
+            await write(Entry(step=replace(row, status=StepStatus.CANCELED, finished_at=now)))
+
+
+def _shared_fields(session: RunSession, ask: StepAsk, fingerprint: str) -> dict[str, Any]:
+    """What all rows of a step have in common."""
+    return {
+        "run_id": session.run.id,
+        "key": ask.key,
+        "node_id": ask.node_id,
+        "node_type": ask.node_type,
+        "node_name": ask.node_name,
+        "kind": ask.kind,
+        "parent_key": ask.parent_key,
+        "predecessor_keys": ask.predecessor_keys,
+        "iteration_index": ask.iteration_index,
+        "input": session.redact(ask.request),
+        "fingerprint": fingerprint,
+        "dagster_run_id": session.dagster_run_id,
+    }
+
+
+def _ended_payload(row: Step) -> dict[str, Json]:
     payload: dict[str, Json] = {"status": row.status.value, "duration_ms": row.duration_ms}
     if row.error is not None:
         payload["error"] = row.error
@@ -220,12 +292,28 @@ async def journalled_step(
             "output_tokens": row.output_tokens,
             "cost_usd": row.cost_usd,
         }
-    # A node that is finished never runs again: with its row, all that it waited for is taken up or called off.
-    left = session.unsettled_waits(ask.key) if is_node and row.is_finished else ()
-    await session.record(
-        row, [*waiting, session.event(last, ask.key, payload)], used=[*used, *left], superseded=left
+    return payload
+
+
+async def begun_step(session: RunSession, ask: StepAsk) -> Step:
+    """Writes that a node runs, whose answer another op will ask `journalled_step` for (`is_begun`).
+
+    One that waited stays so: what is in it may have to wait on.
+    """
+    known = session.known_row(ask.key)
+    if known is not None and known.status is StepStatus.WAITING:
+        return known
+    now = session.environment.clock.now()
+    row = Step(
+        **_shared_fields(session, ask, ask.fingerprint),
+        attempt=1 if known is None else known.attempt + 1,
+        status=StepStatus.RUNNING,
+        queued_at=known.queued_at if known else now,
+        started_at=now,
     )
-    return row, False
+    payload = {"attempt": row.attempt, "node_type": ask.node_type}
+    await session.record(Entry(step=row, events=(session.event("step.started", ask.key, payload),)))
+    return row
 
 
 def _waiting_event(session: RunSession, row: Step, suspended: Suspended) -> Event:
@@ -239,8 +327,3 @@ def _waiting_event(session: RunSession, row: Step, suspended: Suspended) -> Even
         ]
     }
     return session.event("step.waiting_human" if by_people else "step.waiting", row.key, payload)
-
-
-def _since(row: Step, now: datetime) -> int:
-    """Milliseconds since a step began that has waited meanwhile: no process was there to measure them."""
-    return round((now - (row.started_at or now)).total_seconds() * 1000)

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.faults import fault_point
-from agentmesh_dagster.records import Claim, Event, Json, Run, RunStatus, Step, Wait
+from agentmesh_dagster.records import Claim, Entry, Event, Json, Run, RunStatus, Step, Wait
 from agentmesh_dagster.runtime.ports import Journal
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class PatientJournal:
     has several things to write.
 
     Around each write it passes the fault points `journal.<method>.before` and `.after`, once for a call however often
-    that is repeated; of a step's row they say which: `journal.record.tool.running.before`.
+    that is repeated; of steps' rows they say which, one for each entry: `journal.record.tool.running.before`.
 
     Args:
         journal: The journal that reaches the database.
@@ -89,28 +89,33 @@ class PatientJournal:
     async def spend_claim(self, claim_id: str, dagster_run_id: str) -> None:
         await self._write("spend_claim", lambda: self._journal.spend_claim(claim_id, dagster_run_id))
 
-    async def waits(self, run_id: str, step_key: str | None = None) -> tuple[Wait, ...]:
-        return await self._patiently("waits", lambda: self._journal.waits(run_id, step_key))
+    async def waits(self, run_id: str, node_key: str | None = None) -> tuple[Wait, ...]:
+        return await self._patiently("waits", lambda: self._journal.waits(run_id, node_key))
 
     async def run_of(self, dagster_run_id: str) -> Run | None:
         return await self._patiently("run_of", lambda: self._journal.run_of(dagster_run_id))
 
-    async def steps(self, run_id: str, keys: Collection[str] | None = None) -> dict[str, Step]:
-        return await self._patiently("steps", lambda: self._journal.steps(run_id, keys))
+    async def run(self, run_id: str) -> Run | None:
+        return await self._patiently("run", lambda: self._journal.run(run_id))
 
-    async def record(
-        self,
-        step: Step,
-        events: Sequence[Event] = (),
-        *,
-        opened: Sequence[Wait] = (),
-        used: Sequence[str] = (),
-        superseded: Sequence[str] = (),
-    ) -> None:
-        await self._write(
-            f"record.{step.kind}.{step.status.value}",
-            lambda: self._journal.record(step, events, opened=opened, used=used, superseded=superseded),
-        )
+    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
+        return await self._write("start_child", lambda: self._journal.start_child(run, events))
+
+    async def finalized(self, run_id: str, ending: int, dagster_run_id: str) -> None:
+        await self._write("finalized", lambda: self._journal.finalized(run_id, ending, dagster_run_id))
+
+    async def steps(
+        self, run_id: str, keys: Collection[str] | None = None, *, needed: bool = False
+    ) -> dict[str, Step]:
+        return await self._patiently("steps", lambda: self._journal.steps(run_id, keys, needed=needed))
+
+    async def record(self, entries: Sequence[Entry]) -> None:
+        points = [f"journal.record.{entry.step.kind}.{entry.step.status.value}" for entry in entries]
+        for point in points:
+            fault_point(point + ".before")
+        await self._patiently("record", lambda: self._journal.record(entries))
+        for point in points:
+            fault_point(point + ".after")
 
     async def record_events(self, events: Sequence[Event]) -> None:
         await self._write("record_events", lambda: self._journal.record_events(events))
@@ -151,7 +156,7 @@ class PatientJournal:
             if moved or not failures:
                 return moved
             # Some attempt before may have done it: then the run stands as it was to stand, since that very moment.
-            stands = await self._journal.run_of(run_id)
+            stands = await self._journal.run(run_id)
             return stands is not None and stands.status is status and _since(stands) == at
 
         return await self._write("finish_run", move)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from agentmesh_dagster.records import Claim, Event, Json, Run, RunStatus, Step, Wait
+from agentmesh_dagster.records import Claim, Entry, Event, Json, Run, RunStatus, Step, Wait
 
 
 class Journal(Protocol):
@@ -66,39 +66,53 @@ class Journal(Protocol):
         """
         ...
 
-    async def waits(self, run_id: str, step_key: str | None = None) -> tuple[Wait, ...]:
-        """The waits of a run, or of one of its steps, the oldest first."""
+    async def waits(self, run_id: str, node_key: str | None = None) -> tuple[Wait, ...]:
+        """The waits of a run, or of one of its nodes and the steps in it, the oldest first."""
         ...
 
     async def run_of(self, dagster_run_id: str) -> Run | None:
         """The run that a Dagster run works on, or None where it is bound to none."""
         ...
 
-    async def steps(self, run_id: str, keys: Collection[str] | None = None) -> dict[str, Step]:
-        """The steps of a run by key, all or those named; missing ones are left out."""
+    async def run(self, run_id: str) -> Run | None:
+        """The run of that id, whether a Dagster run is bound to it or not."""
         ...
 
-    async def record(
-        self,
-        step: Step,
-        events: Sequence[Event] = (),
-        *,
-        opened: Sequence[Wait] = (),
-        used: Sequence[str] = (),
-        superseded: Sequence[str] = (),
-    ) -> None:
-        """Inserts or replaces the row of a step, with the events that speak of it, in one transaction.
+    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
+        """Stores a `pending` run that no Dagster run works on yet, or finds it by its id.
 
-        In it too: `opened` waits are added, each once (by run, step key and label), with their notices; an event that
-        was kept for one answers it at once. The waits whose ids are `used` get `used_at`, where they are closed and
-        have none; those `superseded` are canceled, where they are open. The same id may be in both.
+        It is of what is published of its workflow at this moment, whatever its version and publication say.
+
+        A gate sensor asks Dagster for its first Dagster run, by a claim (`start`). When it ends, the event
+        `EVENT_RUN_ENDED` with its id as key is sent in its project, with the payload `{run_id, status, output, error}`.
+        """
+        ...
+
+    async def steps(
+        self, run_id: str, keys: Collection[str] | None = None, *, needed: bool = False
+    ) -> dict[str, Step]:
+        """The steps of a run by key, all or those named; missing ones are left out.
+
+        Args:
+            run_id: The run.
+            keys: Those asked for.
+            needed: Leaves out those under a finished step (their `parent_key`'s row is finished): a finished step never
+                runs again, so nothing asks for what stands under it.
+        """
+        ...
+
+    async def record(self, entries: Sequence[Entry]) -> None:
+        """Inserts or replaces the rows of steps of one run, in order and in one transaction: all of it or nothing.
+
+        With them their events, and what they change in the run's waits; an event that was kept for a wait which is
+        opened answers it at once.
 
         A row that becomes finished adds its tokens and cost to the run's totals, once; a `node` row that succeeded or
         failed adds one to `steps_executed`. A finished row is never replaced.
 
         Raises:
             ReplayError: The stored row is finished and differs (code `step-finished`).
-            RunRefused: The step is of a Dagster run, and a later one is bound to the run (code `lease-lost`).
+            RunRefused: A step is of a Dagster run, and a later one is bound to the run (code `lease-lost`).
         """
         ...
 
@@ -134,6 +148,10 @@ class Journal(Protocol):
         Raises:
             RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
         """
+        ...
+
+    async def finalized(self, run_id: str, ending: int, dagster_run_id: str) -> None:
+        """Says that what a run's ending asks for (`on_failure`, `finally`) has been done."""
         ...
 
     async def renew_lease(self, run_id: str, dagster_run_id: str, *, now: datetime, until: datetime) -> bool:

@@ -31,9 +31,13 @@ def node_types() -> Mapping[str, NodeType[Any]]:
     from agentmesh_dagster.runtime.nodes.base import NodeType
     from agentmesh_dagster.runtime.nodes.code import CodeNode
     from agentmesh_dagster.runtime.nodes.flow import BranchNode, DelayNode, EndNode, StartNode, TransformNode
+    from agentmesh_dagster.runtime.nodes.foreach import ForeachNode
     from agentmesh_dagster.runtime.nodes.human import HumanNode
+    from agentmesh_dagster.runtime.nodes.loop import LoopNode
+    from agentmesh_dagster.runtime.nodes.parallel import ParallelNode
     from agentmesh_dagster.runtime.nodes.tool import ToolNode
     from agentmesh_dagster.runtime.nodes.webhook import WebhookNode
+    from agentmesh_dagster.runtime.nodes.workflow import WorkflowNode
 
     builtin = (
         StartNode,
@@ -46,6 +50,10 @@ def node_types() -> Mapping[str, NodeType[Any]]:
         DelayNode,
         HumanNode,
         WebhookNode,
+        ParallelNode,
+        ForeachNode,
+        LoopNode,
+        WorkflowNode,
     )
     found: dict[str, NodeType[Any]] = {cls.name: cls() for cls in builtin}
     for point in entry_points(group=GROUP_NODES):

@@ -60,13 +60,33 @@ def settle(
         found = [edge_state(edge, rows, states) for edge in graph.incoming[name]]
         if EdgeState.UNDECIDED in found:
             states[name] = NodeState.UNDECIDED
-        elif not found:
-            states[name] = NodeState.READY
-        elif graph.nodes[name].join == "all":
-            states[name] = NodeState.SKIPPED if EdgeState.DEAD in found else NodeState.READY
         else:
-            states[name] = NodeState.READY if EdgeState.LIVE in found else NodeState.SKIPPED
+            states[name] = NodeState.READY if _joins(graph, name, found) else NodeState.SKIPPED
     return states
+
+
+def state_after(graph: Graph, node_id: str, finished: Mapping[str, Step]) -> NodeState:
+    """Whether a node runs, all of whose ancestors are decided: `READY` or `SKIPPED`."""
+    found = [EdgeState.LIVE if is_live(e, finished) else EdgeState.DEAD for e in graph.incoming[node_id]]
+    return NodeState.READY if _joins(graph, node_id, found) else NodeState.SKIPPED
+
+
+def _joins(graph: Graph, name: str, found: list[EdgeState]) -> bool:
+    """Whether a node's join rule holds, all of whose incoming edges are decided; a root's does."""
+    join = graph.nodes[name].join
+    needed = {"any": min(1, len(found)), "all": len(found)}[join] if isinstance(join, str) else join
+    return found.count(EdgeState.LIVE) >= needed
+
+
+def is_live(edge: Edge, finished: Mapping[str, Step]) -> bool:
+    """Whether an edge is live, all of whose ancestors are decided.
+
+    Args:
+        edge: The edge.
+        finished: Finished rows by node id; a decided node without one was skipped.
+    """
+    row = finished.get(edge.source)
+    return row is not None and row.status is not StepStatus.SKIPPED and edge.number in live_edges(row)
 
 
 def edge_state(edge: Edge, rows: Mapping[str, Step], states: Mapping[str, NodeState]) -> EdgeState:
@@ -76,7 +96,4 @@ def edge_state(edge: Edge, rows: Mapping[str, Step], states: Mapping[str, NodeSt
         return EdgeState.DEAD
     if state is not NodeState.FINISHED:
         return EdgeState.UNDECIDED
-    row = rows[edge.source]
-    if row.status is StepStatus.SKIPPED:
-        return EdgeState.DEAD
-    return EdgeState.LIVE if edge.number in live_edges(row) else EdgeState.DEAD
+    return EdgeState.LIVE if is_live(edge, rows) else EdgeState.DEAD

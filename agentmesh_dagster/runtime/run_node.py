@@ -14,13 +14,27 @@ from agentmesh_dagster.constants import HANDLE_ERROR
 from agentmesh_dagster.errors import AgentMeshError, NodeError, NodeTimeout, ReplayError, RunRefused
 from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitStatus
 from agentmesh_dagster.runtime.how_to_decide import how_to_decide
-from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
-from agentmesh_dagster.runtime.nodes.base import AnyNodeType, NodeCall, NodeResult, Preparation, Say
-from agentmesh_dagster.runtime.registry import node_type_of
-from agentmesh_dagster.runtime.routing import EdgeState, NodeState, edge_state, live_edges, settle
-from agentmesh_dagster.runtime.scope import Scope, names_after, names_before
+from agentmesh_dagster.runtime.journalled import (
+    StepAnswer,
+    StepAsk,
+    StepProgress,
+    begun_step,
+    journalled_step,
+)
+from agentmesh_dagster.runtime.level_end import collect_level, record_skipped
+from agentmesh_dagster.runtime.level_walk import walk_level
+from agentmesh_dagster.runtime.nodes.base import (
+    AnyNodeType,
+    LevelEnd,
+    NodeCall,
+    NodeResult,
+    Preparation,
+    Say,
+)
+from agentmesh_dagster.runtime.routing import NodeState, is_live, live_edges, settle, state_after
+from agentmesh_dagster.runtime.row_buffer import RowBuffer
+from agentmesh_dagster.runtime.scope import ParsedNode, Scope, names_after, names_before
 from agentmesh_dagster.runtime.session import RunSession
-from agentmesh_dagster.specs.documents import NodeSpec
 from agentmesh_dagster.specs.expressions import evaluate, render
 from agentmesh_dagster.specs.nodes import NodeConfig
 from agentmesh_dagster.specs.schema import validate_value
@@ -47,56 +61,83 @@ class NodeOutcome:
         return live_edges(self.row) if self.row is not None else frozenset()
 
 
-async def run_node(session: RunSession, scope: Scope, node_id: str, say: Say) -> NodeOutcome:
+async def run_node(
+    session: RunSession, scope: Scope, node_id: str, say: Say, *, collect: bool = False
+) -> NodeOutcome:
     """Runs a node of a level, or replays it.
 
     Args:
         session: The process's work on the run.
-        scope: The level.
+        scope: The pass through the level.
         node_id: The node.
         say: Takes the lines of the readable step log; must not block.
+        collect: It is a container that `begin_node` has begun, and whose levels other ops have run: what became of
+            them is read from their rows.
 
     Raises:
         Exception: What made the node fail, where `on_error` is `fail`; the row says `failed` then.
     """
-    graph = scope.graph
-    above = graph.ancestors[node_id]
-    known = await session.node_rows(scope, above)
-    states = settle(graph, known, [*above, node_id])
-    node = graph.nodes[node_id]
-    if states[node_id] is NodeState.UNDECIDED:
-        return NodeOutcome(state=NodeState.UNDECIDED)
-    if states[node_id] is NodeState.SKIPPED:
-        row = await record_skipped(session, scope, node)
-        return NodeOutcome(state=NodeState.SKIPPED, row=row)
-    finished = {name: row for name, row in known.items() if row.is_finished}
-    work = _NodeWork(session, scope, node, finished, states, say)
+    work = await _prepared(session, scope, node_id, say, collect=collect)
+    if isinstance(work, NodeOutcome):
+        return work
     row, replayed = await work.run()
     if row.status is StepStatus.WAITING:
-        waits = tuple(w for w in session.waits_of(row.key) if w.status is WaitStatus.OPEN)
-        for wait in waits:
-            say(f"{row.key} waits, and no worker with it: " + " | ".join(how_to_decide(wait)))
-        return NodeOutcome(state=NodeState.UNDECIDED, row=row, waits=waits)
+        return NodeOutcome(state=NodeState.UNDECIDED, row=row, waits=_told_waits(session, work, row, say))
     return NodeOutcome(state=NodeState.FINISHED, row=row, replayed=replayed)
 
 
-async def record_skipped(session: RunSession, scope: Scope, node: NodeSpec) -> Step:
-    """Writes the row of a node that the run goes past."""
-    now = session.environment.clock.now()
-    row = Step(
-        run_id=session.run.id,
-        key=scope.key(node.id),
-        node_id=node.id,
-        node_type=node.type,
-        node_name=node.name,
-        status=StepStatus.SKIPPED,
-        queued_at=now,
-        finished_at=now,
-        duration_ms=0,
-        dagster_run_id=session.dagster_run_id,
-    )
-    await session.record(row, [session.event("step.skipped", row.key)])
-    return row
+async def begin_node(session: RunSession, scope: Scope, node_id: str, say: Say) -> NodeOutcome:
+    """Begins a container whose levels other ops run, and which `run_node` ends with `collect`.
+
+    Returns:
+        In state `READY`, its levels may begin; in any other, nothing in it is to run now.
+
+    Raises:
+        Exception: Its config cannot be rendered, or the run has had its steps; the row says `failed` then.
+    """
+    work = await _prepared(session, scope, node_id, say, collect=True)
+    if isinstance(work, NodeOutcome):
+        return work
+    known = session.known_row(work.key)
+    if known is not None and known.is_finished:
+        row, replayed = await work.run()
+        return NodeOutcome(state=NodeState.FINISHED, row=row, replayed=replayed)
+    row = await work.begin()
+    return NodeOutcome(state=NodeState.FINISHED if row.is_finished else NodeState.READY, row=row)
+
+
+async def _prepared(
+    session: RunSession, scope: Scope, node_id: str, say: Say, *, collect: bool
+) -> _NodeWork | NodeOutcome:
+    """The work on a node that is to run, or what became of one that is not."""
+    graph = scope.graph
+    above = graph.ancestors[node_id]
+    known = await session.node_rows(scope, above)
+    if scope.is_shared:
+        state = settle(graph, known, [*above, node_id])[node_id]
+    else:
+        # The walker comes to a node when all before it are decided.
+        state = state_after(graph, node_id, known)
+    if state is NodeState.UNDECIDED:
+        return NodeOutcome(state=NodeState.UNDECIDED)
+    node = scope.level.node(node_id, session.environment.node_types)
+    if state is NodeState.SKIPPED:
+        row = session.known_row(scope.key(node_id))
+        if row is None or not row.is_finished:
+            row = await record_skipped(session, scope, node_id)
+        return NodeOutcome(state=NodeState.SKIPPED, row=row)
+    finished = {name: row for name, row in known.items() if row.is_finished}
+    return _NodeWork(session, scope, node, finished, say, collect=collect)
+
+
+def _told_waits(session: RunSession, work: _NodeWork, row: Step, say: Say) -> tuple[Wait, ...]:
+    """What a node that waits is waiting for; the log says it where the node itself does."""
+    is_container = work.config.is_container
+    found = session.waits_under(row.key) if is_container else session.waits_of(row.key)
+    waits = tuple(wait for wait in found if wait.status is WaitStatus.OPEN)
+    for wait in () if is_container else waits:
+        say(f"{row.key} waits, and no worker with it: " + " | ".join(how_to_decide(wait)))
+    return waits
 
 
 class _NodeWork:
@@ -106,74 +147,111 @@ class _NodeWork:
         self,
         session: RunSession,
         scope: Scope,
-        node: NodeSpec,
+        node: ParsedNode,
         finished: Mapping[str, Step],
-        states: Mapping[str, NodeState],
         say: Say,
+        *,
+        collect: bool,
     ) -> None:
         self.session = session
         self.say = say
         self.scope = scope
-        self.node = node
-        self.key = scope.key(node.id)
-        self.type: AnyNodeType = node_type_of(node, session.environment.node_types)
-        self.config: NodeConfig = self.type.parse(node)
-        self.names = names_before(scope, session.run, node.id, finished)
-        self.predecessors = tuple(
-            scope.key(edge.source)
-            for edge in scope.graph.incoming[node.id]
-            if edge_state(edge, finished, states) is EdgeState.LIVE
-        )
-
-    async def run(self) -> tuple[Step, bool]:
-        """Prepares the node and asks the journalled step."""
-        preparation = Preparation(
+        self.node = node.spec
+        self.type: AnyNodeType = node.type
+        self.config: NodeConfig = node.config
+        self.key = scope.key(self.node.id)
+        self.collect = collect
+        self.unfit: AgentMeshError | None = None
+        try:
+            self.names = names_before(scope, self.node.id, finished)
+        except AgentMeshError as error:
+            self.unfit = error
+            self.names = names_before(scope, self.node.id, finished, with_state=False)
+        self.preparation = Preparation(
             node=self.node,
             names=self.names,
-            session=self.session,
-            say=self.say,
-            attached=frozenset(edge.handle for edge in self.scope.graph.outgoing[self.node.id]),
+            scope=scope,
+            session=session,
+            say=say,
+            attached=frozenset(edge.handle for edge in scope.graph.outgoing[self.node.id]),
         )
-        unfit: AgentMeshError | None = None
-        request: Json = None
+        self.request: Json = None
         try:
-            request = self.type.request(self.config, preparation)
+            self.request = self.type.request(self.config, self.preparation)
         except AgentMeshError as error:
-            unfit = error
-        ask = StepAsk(
+            self.unfit = self.unfit or error
+        incoming = scope.graph.incoming[self.node.id]
+        self.ask = StepAsk(
             key=self.key,
             kind="node",
             node_id=self.node.id,
             node_type=self.node.type,
             node_name=self.node.name,
-            predecessor_keys=self.predecessors,
-            request=request,
-            definition_hash=self.session.run.definition_hash,
+            parent_key=scope.owner_key,
+            predecessor_keys=tuple(scope.key(edge.source) for edge in incoming if is_live(edge, finished)),
+            request=self.request,
+            definition_hash=session.run.definition_hash,
             idempotent=True,
-            announce=not self.type.is_pure,
+            announce=not self.type.is_pure and not collect,
             node_key=self.key,
+            is_light=self.type.is_pure,
+            is_begun=collect,
+            has_events=scope.is_shared or not self.type.is_pure,
+            buffer=scope.buffer,
         )
-        call = NodeCall(preparation=preparation, key=self.key, request=request)
+
+    async def begin(self) -> Step:
+        """Writes that the node is running; where it cannot be, that it failed."""
+        if self.unfit is not None or not self._may_begin():
+            row, _ = await self.run()
+            return row
+        return await begun_step(self.session, self.ask)
+
+    async def run(self) -> tuple[Step, bool]:
+        """Asks the journalled step."""
 
         async def work(progress: StepProgress) -> StepAnswer:
-            self._check_bound()
+            buffer = self.scope.buffer
+            if buffer is None and self.config.is_container and not self.collect:
+                buffer = RowBuffer(self.session)
+
+            async def run_level(scope: Scope) -> LevelEnd:
+                if buffer is None:
+                    return await collect_level(self.session, scope)
+                say = _silent if scope.is_quiet else self.say
+                return await walk_level(self.session, scope.walked(buffer), say, run_node)
+
+            call = NodeCall(
+                preparation=self.preparation,
+                key=self.key,
+                request=self.request,
+                run_level=run_level,
+                buffer=buffer,
+            )
             try:
-                if unfit is not None:
-                    raise unfit
+                if not self._may_begin():
+                    raise self._too_many()
+                if self.unfit is not None:
+                    raise self.unfit
                 return self._succeeded(await self._attempts(call, progress))
             except Exception as error:  # noqa: BLE001 - whatever a node raises, on_error may handle
                 return self._handled(error)
+            finally:
+                if buffer is not None and buffer is not self.scope.buffer:
+                    await buffer.flush()
 
-        return await journalled_step(self.session, ask, work)
+        return await journalled_step(self.session, self.ask, work)
 
-    def _check_bound(self) -> None:
-        bound = self.session.pinned.workflow.settings.max_steps
-        if not self.scope.prefix and not self.session.begin_node(self.key, bound):
-            raise NodeError(
-                f"the run has run {bound} nodes, as many as settings.max_steps allows: raise it or mend the workflow",
-                code="max-steps",
-                path=self.key,
-            )
+    def _may_begin(self) -> bool:
+        return not self.scope.level.is_workflow or self.session.begin_node(self.scope, self.node.id)
+
+    def _too_many(self) -> NodeError:
+        bound = self.scope.level.workflow.settings.max_steps
+        return NodeError(
+            f"the run has run {bound} nodes, as many as settings.max_steps allows: raise it or mend the workflow",
+            code="max-steps",
+            path=self.key,
+        )
 
     async def _attempts(self, call: NodeCall, progress: StepProgress) -> NodeResult:
         """The node's body, as often as `retry` allows."""
@@ -181,6 +259,7 @@ class _NodeWork:
         attempts = retry.max_attempts if retry else 1
         number = 1
         while True:
+            call.begin_attempt(progress.attempt)
             try:
                 return await self._one_attempt(call)
             except Exception as error:
@@ -201,7 +280,9 @@ class _NodeWork:
                 number += 1
 
     async def _one_attempt(self, call: NodeCall) -> NodeResult:
-        timeout_s = self.node.timeout_s or self.session.pinned.workflow.settings.node_timeout_s
+        timeout_s = self.node.timeout_s
+        if timeout_s is None and not self.config.is_container:
+            timeout_s = self.scope.level.workflow.settings.node_timeout_s
         if timeout_s is None:
             return await self.type.run(self.config, call)
         body = asyncio.ensure_future(self.type.run(self.config, call))
@@ -221,7 +302,8 @@ class _NodeWork:
             chosen.add(None)
         return StepAnswer(
             output=result_output,
-            routing_decision=self._route(chosen, StepStatus.SUCCEEDED, result_output, None),
+            routing_decision=self._route(chosen, StepStatus.SUCCEEDED, result_output, None, result),
+            child_run_id=result.child_run_id,
         )
 
     def _handled(self, error: Exception) -> StepAnswer:
@@ -232,7 +314,7 @@ class _NodeWork:
         self.say(f"{self.key}: failed, handled by on_error: {self.node.on_error}: {problem['message']}")
         chosen: set[str | None] = {HANDLE_ERROR} if self.node.on_error == "route" else {None}
         try:
-            routing = self._route(chosen, StepStatus.FAILED, None, problem)
+            routing = self._route(chosen, StepStatus.FAILED, None, problem, NodeResult())
         except AgentMeshError as also:
             raise NodeError(
                 f"{problem['message']} (handled by on_error: {self.node.on_error}, but then: {also.message})",
@@ -243,50 +325,64 @@ class _NodeWork:
         return StepAnswer(status=StepStatus.FAILED, error=problem, routing_decision=routing)
 
     def _route(
-        self, chosen: set[str | None], status: StepStatus, output: Json, error: Json
+        self, chosen: set[str | None], status: StepStatus, output: Json, error: Json, result: NodeResult
     ) -> dict[str, Any]:
-        """The routing decision: handles, live edges, state writes."""
-        row = Step(
-            run_id=self.session.run.id,
-            key=self.key,
-            node_id=self.node.id,
-            node_type=self.node.type,
-            status=status,
-            output=output,
-            error=error,
-        )
+        """The routing decision: handles, live edges, state writes, and a container's counts."""
         decision: dict[str, Any] = {"handles": sorted(h for h in chosen if h is not None), "edges": []}
+        if result.counts:
+            decision["counts"] = dict(result.counts)
         outgoing = self.scope.graph.outgoing[self.node.id]
         conditional = any(edge.condition for edge in outgoing)
-        if not self.node.set and not conditional:
+        written = dict(result.state)
+        if self.node.set or conditional:
+            row = Step(
+                run_id=self.session.run.id,
+                key=self.key,
+                node_id=self.node.id,
+                node_type=self.node.type,
+                status=status,
+                output=output,
+                error=error,
+            )
+            names = names_after(self.scope, self.names, self.node.id, row, written)
+            if self.node.set:
+                own = self._state_writes(names)
+                rules = self.scope.level.state
+                written = rules.joined(written, own)
+                names = {**names, "context": rules.joined(names["context"], own)}
+            for edge in outgoing:
+                where = f"edges[{edge.number}].condition"
+                if edge.handle in chosen and (
+                    edge.condition is None or evaluate(edge.condition, names, where=where)
+                ):
+                    decision["edges"].append(edge.number)
+        else:
             decision["edges"] = [edge.number for edge in outgoing if edge.handle in chosen]
-            return decision
-        names = names_after(self.names, self.node.id, row)
-        if self.node.set:
-            decision["set"] = self._state_writes(names)
-            names = {**names, "context": {**names["context"], **decision["set"]}}
-        for edge in outgoing:
-            where = f"edges[{edge.number}].condition"
-            if edge.handle in chosen and (
-                edge.condition is None or evaluate(edge.condition, names, where=where)
-            ):
-                decision["edges"].append(edge.number)
+        if written:
+            decision["set"] = written
         return decision
 
     def _state_writes(self, names: Mapping[str, Json]) -> dict[str, Json]:
-        schema: dict[str, Any] = self.session.pinned.workflow.state_schema or {}
+        """What the node's `set` writes, as it is kept."""
+        rules = self.scope.level.state
+        schema: Mapping[str, Any] = rules.schema or {}
         properties: dict[str, Any] = schema.get("properties", {})
         written: dict[str, Json] = {}
         for key, template in self.node.set.items():
             where = f"node {self.node.id!r}, set.{key}"
-            value = self.session.redact(render(template, names, where=where))
-            if key in properties and (issues := validate_value({**schema, "required": []}, {key: value})):
+            value = rules.delta(key, self.session.redact(render(template, names, where=where)))
+            stands = rules.joined(names["context"], {key: value})[key]
+            if key in properties and (issues := validate_value({**schema, "required": []}, {key: stands})):
                 lines = "; ".join(f"{issue.path}: {issue.message}" for issue in issues)
                 raise NodeError(
                     f"{where}: does not fit the state_schema: {lines}", code="state", path=self.key
                 )
             written[key] = value
         return written
+
+
+def _silent(_line: str) -> None:
+    return
 
 
 async def _finishes(body: asyncio.Future[NodeResult], timeout_s: float) -> bool:

@@ -1,88 +1,276 @@
-"""What the expressions of a node see: input, the steps before it, the state, and the run."""
+"""A level of nodes as a run meets it, and what the expressions of its nodes see.
+
+A level is what a document says: a workflow's own nodes, or a body's. A scope is one pass through it: the third item of
+a `foreach`, say, with its place in the step keys and the names that it sees.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from agentmesh_dagster.errors import NodeError
 from agentmesh_dagster.records import Json, Run, Step
-from agentmesh_dagster.runtime.routing import EdgeState, NodeState, edge_state, settle
-from agentmesh_dagster.specs.documents import WorkflowSpec
-from agentmesh_dagster.specs.fields import as_object
+from agentmesh_dagster.runtime.registry import node_type_of
+from agentmesh_dagster.runtime.routing import is_live
+from agentmesh_dagster.specs.closure import Closure
+from agentmesh_dagster.specs.documents import BodySpec, NodeSpec, WorkflowSpec
 from agentmesh_dagster.specs.graph import Graph
+from agentmesh_dagster.specs.levels import called_workflow
 from agentmesh_dagster.specs.names import identifier
+from agentmesh_dagster.specs.nodes import NodeConfig
+from agentmesh_dagster.specs.state import StateRules
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.runtime.nodes.base import AnyNodeType
+    from agentmesh_dagster.runtime.row_buffer import RowBuffer
 
 
 @dataclass(frozen=True)
-class Scope:
-    """One level of nodes: a workflow's own, or later a body's."""
+class ParsedNode:
+    """A node with its type and its config, read once for all passes."""
 
-    graph: Graph
-    prefix: str = ""
-    """What stands before a node id in the step keys of this level."""
-    state_defaults: Mapping[str, Json] = field(default_factory=dict[str, Any])
-    locals: Mapping[str, Json] = field(default_factory=dict[str, Any])
-    """Further names: `item`, `index`, `iteration`."""
+    spec: NodeSpec
+    type: AnyNodeType
+    config: NodeConfig
+
+
+class Level:
+    """A workflow's own nodes, or those of a body in it. One object for all passes in a process."""
+
+    def __init__(self, graph: Graph, workflow: WorkflowSpec, closure: Closure, *, is_workflow: bool) -> None:
+        self.graph = graph
+        self.workflow = workflow
+        """Whose level it is: its settings and its state hold."""
+        self.closure = closure
+        self.is_workflow = is_workflow
+        """Whether it is a workflow's own level, with `start` and `end`, and not a body's."""
+        self.state = StateRules.of(workflow.state_schema)
+        self._nodes: dict[str, ParsedNode] = {}
+        self._bodies: dict[int, Level] = {}
+        self._called: dict[str, Level] = {}
+        self._is_light: bool | None = None
 
     @staticmethod
-    def of(workflow: WorkflowSpec) -> Scope:
-        """The top level of a workflow."""
-        properties: dict[str, Any] = (workflow.state_schema or {}).get("properties", {})
-        schemas = {key: as_object(schema) or {} for key, schema in properties.items()}
-        defaults = {key: schema["default"] for key, schema in schemas.items() if "default" in schema}
-        return Scope(Graph.of(workflow.nodes, workflow.edges), state_defaults=defaults)
+    def of_workflow(closure: Closure, slug: str) -> Level:
+        """The own level of a workflow of a closure; the slug may carry `@version`."""
+        workflow = called_workflow(slug, closure)
+        return Level(Graph.of(workflow.nodes, workflow.edges), workflow, closure, is_workflow=True)
+
+    def node(self, node_id: str, types: Mapping[str, AnyNodeType]) -> ParsedNode:
+        """A node, parsed.
+
+        Raises:
+            DefinitionError: Its type is not installed (code `node-type-missing`).
+        """
+        found = self._nodes.get(node_id)
+        if found is None:
+            spec = self.graph.nodes[node_id]
+            node_type = node_type_of(spec, types)
+            found = self._nodes[node_id] = ParsedNode(spec, node_type, node_type.parse(spec))
+        return found
+
+    def body(self, body: BodySpec) -> Level:
+        """The level of a body of one of its nodes: its own nodes, or the workflow that it names."""
+        found = self._bodies.get(id(body))
+        if found is None:
+            if body.workflow is not None:
+                found = self.called(body.workflow)
+            else:
+                graph = Graph.of(body.nodes or (), body.edges)
+                found = Level(graph, self.workflow, self.closure, is_workflow=False)
+            self._bodies[id(body)] = found
+        return found
+
+    def called(self, slug: str) -> Level:
+        """The own level of a workflow that one of its nodes calls."""
+        found = self._called.get(slug)
+        if found is None:
+            found = self._called[slug] = Level.of_workflow(self.closure, slug)
+        return found
+
+    def is_light(self, types: Mapping[str, AnyNodeType]) -> bool:
+        """Whether all its nodes only compute: to run them again costs and changes nothing."""
+        if self._is_light is None:
+            self._is_light = all(self.node(name, types).type.is_pure for name in self.graph.nodes)
+        return self._is_light
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One pass through a level."""
+
+    level: Level
+    input: Json = None
+    run: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """`run` in expressions."""
+    prefix: str = ""
+    """What stands before a node id in the step keys of this level: `both/left/`, `each[3]/`."""
+    owner_key: str | None = None
+    """The key of the row under which the level's rows stand."""
+    steps: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """The steps of enclosing levels that its nodes see."""
+    context: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """The state at its begin."""
+    upstream: Json = None
+    """`context.last_output` of its roots."""
+    locals: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """Further names: `item`, `index`, `iteration`."""
+    buffer: RowBuffer | None = None
+    """Where its rows wait for the next commit; None where each node is an op, whose rows other processes read."""
+    is_quiet: bool = False
+    """Whether its nodes keep out of the readable log: it is one of many passes."""
+    views: dict[str, Json] = field(default_factory=dict[str, Any])
+    """What expressions see of its finished steps, by node id; filled as they are asked for."""
+
+    @property
+    def graph(self) -> Graph:
+        """The level's graph."""
+        return self.level.graph
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ops of several processes may write its rows."""
+        return self.buffer is None
 
     def key(self, node_id: str) -> str:
         """The step key of a node."""
         return f"{self.prefix}{node_id}"
 
+    def walked(self, buffer: RowBuffer) -> Scope:
+        """The same pass, run by the walker."""
+        return self if self.buffer is buffer else replace(self, buffer=buffer)
 
-def names_before(scope: Scope, run: Run, node_id: str, rows: Mapping[str, Step]) -> dict[str, Json]:
+
+def top_scope(level: Level, run: Run) -> Scope:
+    """The pass of a run through its workflow's own level."""
+    return Scope(level, input=run.input, run={"id": run.id}, context=level.state.defaults)
+
+
+def called_scope(outer: Scope, level: Level, owner_key: str, input: Json) -> Scope:
+    """The pass through a called workflow's own level: it sees its own input and state, and nothing of its caller's."""
+    return Scope(
+        level,
+        input=input,
+        run=outer.run,
+        prefix=f"{owner_key}/",
+        owner_key=owner_key,
+        context=level.state.defaults,
+        buffer=outer.buffer,
+        is_quiet=outer.is_quiet,
+    )
+
+
+def names_before(
+    scope: Scope, node_id: str, rows: Mapping[str, Step], *, with_state: bool = True
+) -> dict[str, Json]:
     """The names that a node sees before it runs.
 
     Args:
         scope: The node's level.
-        run: Its run.
         node_id: The node.
-        rows: Finished rows by node id; ancestors without one were skipped.
+        rows: Finished rows of the level by node id; ancestors without one were skipped.
+        with_state: Whether what they have written to the state counts.
+
+    Raises:
+        NodeError: Two nodes have written one key of the state, and nothing says which counts (code `state-conflict`).
     """
     graph = scope.graph
     above = graph.ancestors[node_id]
-    context: dict[str, Json] = dict(scope.state_defaults)
-    steps: dict[str, Json] = {}
+    steps = dict(scope.steps)
     for name in above:
-        row = rows.get(name)
-        steps[identifier(name)] = _step_view(row)
-        if row is not None and row.routing_decision:
-            context.update(row.routing_decision.get("set", {}))
-    context["last_output"] = _last_output(graph, node_id, rows)
-    return {"input": run.input, "steps": steps, "context": context, "run": {"id": run.id}, **scope.locals}
+        view = scope.views.get(name)
+        if view is None:
+            row = rows.get(name)
+            view = step_view(row)
+            if row is not None:
+                scope.views[name] = view
+        steps[identifier(name)] = view
+    written = writes_of(scope, rows, above, f"{scope.key(node_id)!r}") if with_state else {}
+    context = scope.level.state.joined(scope.context, written)
+    context["last_output"] = _last_output(scope, node_id, rows)
+    return {"input": scope.input, "steps": steps, "context": context, "run": scope.run, **scope.locals}
 
 
-def names_after(names: Mapping[str, Json], node_id: str, row: Step) -> dict[str, Json]:
+def names_after(
+    scope: Scope,
+    names: Mapping[str, Json],
+    node_id: str,
+    row: Step,
+    written: Mapping[str, Json] | None = None,
+) -> dict[str, Json]:
     """The names that a finished node's `set` and its edges' conditions see: those before, and itself."""
-    decision: dict[str, Json] = row.routing_decision or {}
-    written: dict[str, Json] = decision.get("set", {})
+    context = names["context"]
+    if written:
+        context = scope.level.state.joined(context, written)
     return {
         **names,
-        "steps": {**names["steps"], identifier(node_id): _step_view(row)},
-        "context": {**names["context"], **written, "last_output": row.output},
+        "steps": {**names["steps"], identifier(node_id): step_view(row)},
+        "context": {**context, "last_output": row.output},
     }
 
 
-def _step_view(row: Step | None) -> Json:
+def writes_of(scope: Scope, rows: Mapping[str, Step], nodes: Iterable[str], reader: str) -> dict[str, Json]:
+    """What nodes have written to the state, joined.
+
+    Args:
+        scope: Their level.
+        rows: Finished rows by node id.
+        nodes: The nodes, in topological order.
+        reader: Who asks, for the error.
+
+    Raises:
+        NodeError: Two of them have written one key, neither after the other, and no reducer joins them (code
+            `state-conflict`).
+    """
+    rules = scope.level.state
+    joined: dict[str, Json] = {}
+    last: dict[str, list[str]] = {}
+    for name in nodes:
+        row = rows.get(name)
+        written: dict[str, Json] | None = (
+            row.routing_decision.get("set") if row is not None and row.routing_decision else None
+        )
+        if not written:
+            continue
+        joined = rules.joined(joined, written)
+        for key in written:
+            if key not in rules.reducers:
+                above = scope.graph.ancestors[name]
+                last[key] = [*(other for other in last.get(key, ()) if other not in above), name]
+    for key, names in last.items():
+        if len(names) > 1:
+            raise state_conflict(key, [scope.key(name) for name in names], reader)
+    return joined
+
+
+def state_conflict(key: str, writers: Iterable[str], reader: str) -> NodeError:
+    """The error of a key that was written twice, neither write after the other."""
+    return NodeError(
+        f"context.{key} was written by {' and '.join(repr(w) for w in writers)}, neither of which comes after the "
+        f"other, and {reader} sees both: give {key!r} a 'reducer' in the state_schema (append, merge, sum, or replace: "
+        "the one further from the start counts, or the later in the document), or lead an edge from one to the other",
+        code="state-conflict",
+    )
+
+
+def step_view(row: Step | None) -> dict[str, Json]:
+    """A step as expressions see it; one without a row was skipped."""
     if row is None:
         return {"output": None, "error": None, "status": "skipped"}
     return {"output": row.output, "error": row.error, "status": row.status.value}
 
 
-def _last_output(graph: Graph, node_id: str, rows: Mapping[str, Step]) -> Json:
+def _last_output(scope: Scope, node_id: str, rows: Mapping[str, Step]) -> Json:
     """The output of the live upstream node; of several, of the last in topological order."""
-    above = graph.ancestors[node_id]
-    states: Mapping[str, NodeState] = settle(graph, rows, above)
-    live = {e.source for e in graph.incoming[node_id] if edge_state(e, rows, states) is EdgeState.LIVE}
-    for name in reversed(above):
+    incoming = scope.graph.incoming[node_id]
+    if not incoming:
+        return scope.upstream
+    live = {edge.source for edge in incoming if is_live(edge, rows)}
+    if len(live) == 1:
+        return rows[next(iter(live))].output
+    for name in reversed(scope.graph.ancestors[node_id]):
         if name in live:
             return rows[name].output
     return None

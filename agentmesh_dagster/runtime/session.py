@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from agentmesh_dagster.errors import NodeError, RunRefused, StoreError
 from agentmesh_dagster.records import (
     Claim,
+    Entry,
     Event,
     Json,
     Run,
@@ -24,14 +26,20 @@ from agentmesh_dagster.records import (
     WaitStatus,
 )
 from agentmesh_dagster.runtime.environment import Environment
-from agentmesh_dagster.runtime.scope import Scope
+from agentmesh_dagster.runtime.scope import Level, Scope, top_scope
 from agentmesh_dagster.specs.closure import Closure, content_hash
 from agentmesh_dagster.specs.documents import WorkflowSpec
 from agentmesh_dagster.specs.names import job_name, pinned_job_name
 from agentmesh_dagster.specs.schema import fill_and_coerce
 
+if TYPE_CHECKING:
+    from agentmesh_dagster.runtime.nodes.foreach import Item
+
 RENEWAL_S = 5.0
 """The longest time between two renewals of a lease."""
+WALKED_AT_ONCE = 64
+"""How many nodes of walked levels may be at work at once, where `settings.max_concurrent` says nothing."""
+_CUT_OFF_AGAIN_S = 1.0
 
 
 _END_EVENTS = {
@@ -89,22 +97,38 @@ class RunSession:
         self.run = run
         self.pinned = pinned
         self.dagster_run_id = dagster_run_id
-        self.scope = Scope.of(pinned.workflow)
         self._rows: dict[str, Step] = {}
+        self._below: dict[str, list[str]] = {}
+        self.levels: dict[tuple[str, ...], Scope] = {}
+        """The passes through the levels of nested graphs, by their path."""
+        self.fanned: dict[str, Sequence[Item]] = {}
+        """The items of fanned-out nodes, by the node's step key."""
+        self.slots = asyncio.Semaphore(pinned.workflow.settings.max_concurrent or WALKED_AT_ONCE)
+        """How many nodes of all walked levels may be at work at once."""
         self._waits: dict[tuple[str, str], Wait] = {}
+        self._waits_under: dict[str, dict[tuple[str, str], None]] = {}
         self._lease: asyncio.Task[None] | None = None
-        self._begun: set[str] = set()
+        self._clockwork: asyncio.Task[None] | None = None
+        self._begun: dict[str, set[str]] = {}
         self._working: set[asyncio.Task[Any]] = set()
         self.is_lease_lost = False
         """Whether another Dagster run has taken the run over; nothing is written any more then."""
         self.is_interrupted = False
         """Whether this process was asked to stop."""
+        self.is_overdue = False
+        """Whether the run has taken longer than its `timeout_s`."""
         self.ended: RunStatus | None = None
         """How this process ended the run, once it did."""
 
+    @cached_property
+    def scope(self) -> Scope:
+        """The run's pass through its workflow's own level."""
+        return top_scope(Level.of_workflow(self.pinned.closure, self.pinned.slug), self.run)
+
     async def load(self) -> None:
-        """Reads all rows that earlier Dagster runs and other processes have written."""
-        self._rows = await self.environment.journal.steps(self.run.id)
+        """Reads the rows that earlier Dagster runs and other processes have written, and that may be asked for."""
+        for row in (await self.environment.journal.steps(self.run.id, needed=True)).values():
+            self.remember_row(row)
         self._remember(await self.environment.journal.waits(self.run.id))
 
     def wait(self, step_key: str, label: str) -> Wait | None:
@@ -113,7 +137,11 @@ class RunSession:
 
     def waits_of(self, node_key: str) -> tuple[Wait, ...]:
         """The waits of a node and of the steps in it, as they stood when it began."""
-        return tuple(wait for wait in self._waits.values() if wait.node_id == node_key)
+        return tuple(wait for wait in self.waits_under(node_key) if wait.node_id == node_key)
+
+    def waits_under(self, key: str) -> tuple[Wait, ...]:
+        """The waits of a container, an item, an iteration or a branch: those of all nodes in it, and its own."""
+        return tuple(self._waits[place] for place in self._waits_under.get(key, ()))
 
     async def unused_waits(self, node_key: str) -> tuple[str, ...]:
         """Reads a node's waits again, and gives the ids of those closed whose answers no Dagster run has taken up.
@@ -122,22 +150,26 @@ class RunSession:
         """
         if not self.waits_of(node_key):
             return ()
-        stored = await self.environment.journal.waits(self.run.id)
         # Those of other nodes stay as they stood when these began.
-        self._remember([wait for wait in stored if wait.node_id == node_key])
+        self._remember(await self.environment.journal.waits(self.run.id, node_key))
         closed = (wait for wait in self.waits_of(node_key) if wait.status is not WaitStatus.OPEN)
         return tuple(wait.id for wait in closed if wait.used_at is None)
 
     def unsettled_waits(self, node_key: str) -> tuple[str, ...]:
-        """Ids of a node's waits that were not taken up when it began; the journal knows which are open by now."""
-        return tuple(wait.id for wait in self.waits_of(node_key) if wait.used_at is None)
+        """Ids of the waits under a step that were not taken up when they began; the journal knows which are open."""
+        return tuple(wait.id for wait in self.waits_under(node_key) if wait.used_at is None)
 
     def was_used_before(self, wait: Wait) -> bool:
         """Whether an earlier Dagster run took the answer up: waits are remembered as they stood before this one did."""
         return wait.used_at is not None
 
     def _remember(self, waits: Sequence[Wait]) -> None:
-        self._waits.update({(wait.step_key, wait.label): wait for wait in waits})
+        for wait in waits:
+            place = (wait.step_key, wait.label)
+            if place not in self._waits:
+                for key in _keys_above(wait.node_id):
+                    self._waits_under.setdefault(key, {})[place] = None
+            self._waits[place] = wait
 
     async def row(self, key: str) -> Step | None:
         """The row under a key, from the cache; what another process writes is not of this process's steps."""
@@ -147,39 +179,72 @@ class RunSession:
         """The rows of those keys that have one; those not known as finished are read again."""
         missing = [key for key in keys if (row := self._rows.get(key)) is None or not row.is_finished]
         if missing:
-            self._rows.update(await self.environment.journal.steps(self.run.id, missing))
+            for row in (await self.environment.journal.steps(self.run.id, missing)).values():
+                self.remember_row(row)
         return {key: self._rows[key] for key in keys if key in self._rows}
 
     async def node_rows(self, scope: Scope, nodes: Collection[str]) -> dict[str, Step]:
         """Rows by node id, of the nodes of one level."""
+        if not scope.is_shared:
+            known = self._rows
+            return {name: row for name in nodes if (row := known.get(scope.prefix + name)) is not None}
         found = await self.rows([scope.key(name) for name in nodes])
         return {name: found[scope.key(name)] for name in nodes if scope.key(name) in found}
 
-    def begin_node(self, key: str, bound: int) -> bool:
-        """Counts a node of the workflow's own as one that runs; False where `bound` nodes have run before it.
+    def known_row(self, key: str) -> Step | None:
+        """The row under a key as far as this process knows."""
+        return self._rows.get(key)
+
+    def remember_row(self, row: Step) -> None:
+        """Takes a row into the cache."""
+        if row.parent_key is not None and row.key not in self._rows:
+            self._below.setdefault(row.parent_key, []).append(row.key)
+        self._rows[row.key] = row
+
+    def rows_under(self, key: str) -> Iterator[Step]:
+        """The known rows under a step, of any depth."""
+        for below in self._below.get(key, ()):
+            if below in self._rows:
+                yield self._rows[below]
+                yield from self.rows_under(below)
+
+    def forget_below(self, key: str) -> None:
+        """Drops the rows under a step that is finished: nobody asks for them again."""
+        open_keys = self._below.pop(key, [])
+        self._begun.pop(f"{key}/", None)
+        while open_keys:
+            below = open_keys.pop()
+            self._rows.pop(below, None)
+            self._begun.pop(f"{below}/", None)
+            open_keys += self._below.pop(below, ())
+
+    def begin_node(self, scope: Scope, node_id: str) -> bool:
+        """Counts a node of a workflow's own level as one that runs; False where `settings.max_steps` have run before.
 
         Other step processes are seen as far as their rows were read; siblings of this process always.
         """
-        ran = {
-            row.key
-            for row in self._rows.values()
-            if row.kind == "node" and row.is_finished and row.status is not StepStatus.SKIPPED
-        }
-        if len((ran | self._begun) - {key}) >= bound:
+        bound = scope.level.workflow.settings.max_steps
+        begun = self._begun.get(scope.prefix)
+        if begun is None:
+            begun = self._begun[scope.prefix] = self._ran(scope)
+        if node_id in begun:
+            return True
+        if len(begun) >= bound or (scope.is_shared and len(begun | self._ran(scope)) >= bound):
             return False
-        self._begun.add(key)
+        begun.add(node_id)
         return True
 
-    async def record(
-        self,
-        step: Step,
-        events: Sequence[Event] = (),
-        *,
-        opened: Sequence[Wait] = (),
-        used: Sequence[str] = (),
-        superseded: Sequence[str] = (),
-    ) -> None:
-        """Writes a row with its events and what it says of waits, then remembers the row.
+    def _ran(self, scope: Scope) -> set[str]:
+        """The nodes of a level that have run."""
+        rows = ((name, self._rows.get(scope.key(name))) for name in scope.graph.nodes)
+        return {
+            name
+            for name, row in rows
+            if row is not None and row.is_finished and row.status is not StepStatus.SKIPPED
+        }
+
+    async def record(self, *entries: Entry) -> None:
+        """Writes rows with their events and what they say of waits, in one transaction, then remembers the rows.
 
         Raises:
             RunRefused: Another Dagster run has taken the run over (code `lease-lost`).
@@ -187,14 +252,23 @@ class RunSession:
         if self.is_lease_lost:
             raise self.lost()
         try:
-            await self.environment.journal.record(
-                step, events, opened=opened, used=used, superseded=superseded
-            )
+            await self.environment.journal.record(entries)
         except RunRefused as error:
             self.is_lease_lost |= error.code == "lease-lost"
             raise
-        self._rows[step.key] = step
-        self._remember(opened)
+        except asyncio.CancelledError:
+            # What was handed over is written all the same: who ends what was cut off must know of its waits.
+            self._note(entries)
+            raise
+        self._note(entries)
+
+    def _note(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            known = self._rows.get(entry.step.key)
+            # A row that waited for this commit may have been followed by the one that ends its step.
+            if known is None or not known.is_finished:
+                self.remember_row(entry.step)
+            self._remember(entry.opened)
 
     def lost(self) -> RunRefused:
         """The error of a Dagster run whose run was taken over."""
@@ -202,6 +276,15 @@ class RunSession:
             f"another Dagster run has taken over run {self.run.id!r}, because this one was not heard of for longer "
             "than its lease; it ends here",
             code="lease-lost",
+        )
+
+    def overdue(self) -> NodeError:
+        """The error of a run that has taken longer than its `timeout_s`."""
+        settings = self.pinned.workflow.settings
+        counted = "waiting counts" if settings.timeout_includes_waiting else "waiting does not count"
+        return NodeError(
+            f"the run took longer than its settings.timeout_s = {settings.timeout_s:g} ({counted}) and was cut off",
+            code="run-timeout",
         )
 
     @contextmanager
@@ -219,6 +302,8 @@ class RunSession:
         except asyncio.CancelledError:
             if self.is_lease_lost:
                 raise self.lost() from None
+            if self.is_overdue:
+                raise self.overdue() from None
             self.is_interrupted = True
             raise
         finally:
@@ -291,16 +376,45 @@ class RunSession:
         """Renews the lease, which the Dagster run holds already, until `close`."""
         self._lease = asyncio.get_running_loop().create_task(self._renew_lease())
 
+    def keep_time(self) -> None:
+        """Cuts the run off when its time is over, until `close`."""
+        left_s = self._left_s()
+        if left_s is not None:
+            self._clockwork = asyncio.get_running_loop().create_task(self._cut_off_after(left_s))
+
+    def _left_s(self) -> float | None:
+        """How long the run may still take; None: for ever."""
+        run, timeout_s = self.run, self.pinned.workflow.settings.timeout_s
+        now = self.environment.clock.now()
+        if run.deadline_at is not None:
+            return (run.deadline_at - now).total_seconds()
+        if timeout_s is None:
+            return None
+        began = run.resumed_at or run.started_at or now
+        return timeout_s - run.worked_ms / 1000 - (now - began).total_seconds()
+
+    async def _cut_off_after(self, left_s: float) -> None:
+        await asyncio.sleep(left_s)
+        self.is_overdue = True
+        cut_off = set[asyncio.Task[Any]]()
+        while True:
+            # Each once, so that its clean-up is not cut off; what begins after this moment likewise.
+            for task in self._working - cut_off:
+                task.cancel()
+                cut_off.add(task)
+            await asyncio.sleep(_CUT_OFF_AGAIN_S)
+
     async def close(self) -> None:
         """Stops renewing the lease and gives it back.
 
         Another step process of the same Dagster run takes it again with its next renewal. Without a lease, the
         reconciler believes Dagster.
         """
-        if self._lease is not None:
-            self._lease.cancel()
-            await asyncio.gather(self._lease, return_exceptions=True)
-            self._lease = None
+        guards = [task for task in (self._lease, self._clockwork) if task is not None]
+        for task in guards:
+            task.cancel()
+        await asyncio.gather(*guards, return_exceptions=True)
+        self._lease = self._clockwork = None
         if not self.is_lease_lost:
             await self.environment.journal.release_lease(self.run.id, self.dagster_run_id)
 
@@ -328,6 +442,14 @@ class RunSession:
                 )
 
 
+def _keys_above(key: str) -> Iterator[str]:
+    """A step key, and those of all that it stands under: `each[3]/ask` is under `each[3]`, and that under `each`."""
+    yield key
+    for at, mark in enumerate(key):
+        if mark in "/[#":
+            yield key[:at]
+
+
 async def open_session(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> RunSession:
     """Finds or makes the run that a Dagster run works on.
 
@@ -347,8 +469,7 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
     is_bound = run is not None
     claim = None if is_bound else await _own_claim(environment, launch)
     if claim is not None:
-        # A run's id is the id of its first Dagster run.
-        run = await journal.run_of(claim.run_id)
+        run = await journal.run(claim.run_id)
     for earlier in launch.continues:
         # Of these, a refused one is bound to nothing.
         run = run or await journal.run_of(earlier)
@@ -378,6 +499,7 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
     except BaseException:
         await session.close()
         raise
+    session.keep_time()
     return session
 
 
@@ -417,6 +539,7 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
             code="run-input",
         ) from None
     now = environment.clock.now()
+    settings = pinned.workflow.settings
     run = Run(
         id=launch.dagster_run_id,
         project=pinned.project,
@@ -433,6 +556,10 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
         started_at=now,
         dagster_run_ids=(launch.dagster_run_id,),
         retries_left=launch.max_retries,
+        finalizers=pinned.workflow.finalizers,
+        deadline_at=now + timedelta(seconds=settings.timeout_s)
+        if settings.timeout_s is not None and settings.timeout_includes_waiting
+        else None,
     )
     session = RunSession(environment, run, pinned, launch.dagster_run_id)
     payload = {"slug": run.slug, "version": run.version, "publication": run.publication}
@@ -443,4 +570,5 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
         run, launch.dagster_run_id, [started], lease_until=lease_until
     )
     session.keep_lease()
+    session.keep_time()
     return session

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentmesh_dagster.errors import NodeError
-from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitKind
+from agentmesh_dagster.records import Entry, Json, Step, StepStatus, Wait, WaitKind
 from agentmesh_dagster.runtime.waiting import closed_wait, new_wait
 from agentmesh_dagster.specs.decisions import FAIL, HAPPENED, REPEAT, UNKNOWN_OPTIONS
 
@@ -49,7 +49,8 @@ async def settle_cut_off(session: RunSession, ask: StepAsk, known: Step) -> Told
     if known.status is not StepStatus.UNKNOWN:
         problem = error.to_json()
         row = replace(known, status=StepStatus.UNKNOWN, error=problem, dagster_run_id=session.dagster_run_id)
-        await session.record(row, [session.event("step.unknown", known.key, {"error": problem})])
+        event = session.event("step.unknown", known.key, {"error": problem})
+        await session.record(Entry(step=row, events=(event,)))
     if ask.on_unknown == "fail":
         raise error
 

@@ -4,6 +4,7 @@ A field that holds an expression or names another document says so in its annota
 
     prompt: Annotated[str, Template()]        rendered before the node runs
     when: Annotated[str, Condition()]         a bare expression
+    body: Annotated[BodySpec, Body()]         nodes whose expressions see names of their own
     agent: Annotated[str, Reference("agent")] the slug of a stored document
 
 Validation, rendering, and the resolving of closures all read these marks, so a plugin's node type gets the same
@@ -46,12 +47,25 @@ class Template:
 class Condition:
     """Marks a field that is a bare expression."""
 
+    names: tuple[str, ...] = ()
+    """What it sees besides what the node sees."""
+    body: str = ""
+    """The field of the body whose steps it sees too, as they stood after the last pass."""
+
 
 @dataclass(frozen=True)
 class Reference:
     """Marks a field that holds the slug (or a list of slugs) of stored documents of a kind."""
 
     kind: str
+
+
+@dataclass(frozen=True)
+class Body:
+    """Marks a field that holds a `BodySpec`, or an object of them by name."""
+
+    names: tuple[str, ...] = ()
+    """What its expressions see besides what the node sees."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,7 @@ class MarkedField:
 
     path: str
     value: Json
-    mark: Template | Condition | Reference | SchemaField
+    mark: Template | Condition | Reference | Body | SchemaField
 
 
 def marked_fields(model: BaseModel, prefix: str = "") -> Iterator[MarkedField]:
@@ -101,7 +115,9 @@ def marked_fields(model: BaseModel, prefix: str = "") -> Iterator[MarkedField]:
         if value is None:
             continue
         path = f"{prefix}.{info.alias or name}" if prefix else (info.alias or name)
-        marks = [m for m in info.metadata if isinstance(m, Template | Condition | Reference | SchemaField)]
+        marks = [
+            m for m in info.metadata if isinstance(m, Template | Condition | Reference | Body | SchemaField)
+        ]
         for mark in marks:
             yield MarkedField(path, value, mark)
         if not marks:

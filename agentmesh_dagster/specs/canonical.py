@@ -1,8 +1,9 @@
 """The one way to write a document: stored, hashed and exported in this form.
 
 Keys of models stand in the models' order and defaults are left out. The keys of free data (metadata, JSON Schemas,
-mapped inputs, outputs) are sorted: a JSON column of PostgreSQL does not keep their order, and an export has the same
-bytes from every database. Numbers are written so that they come back the same from every database too.
+mapped inputs, outputs) and the names of branches are sorted: a JSON column of PostgreSQL does not keep their order,
+and an export has the same bytes from every database. Numbers are written so that they come back the same from every
+database too.
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ class _Writer:
         if isinstance(value, (list, tuple)):
             items = cast("list[object]", value)
             return [self._value(item, dumped[index]) for index, item in enumerate(items)]
+        if isinstance(value, dict):
+            # Their keys are free; models may stand under them.
+            held = cast("dict[str, object]", value)
+            return {key: self._value(held[key], dumped[key]) for key in sorted(held)}
         return free_data(dumped)
 
 

@@ -11,6 +11,9 @@ from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs.base import SpecModel
 from agentmesh_dagster.specs.documents import AgentSpec, NetworkSpec, ToolSpec, WorkflowSpec
 
+# Made once: `json.dumps` makes one for each call that asks for more than its defaults.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 class PinnedAgent(SpecModel):
     version: int
@@ -63,5 +66,4 @@ class Closure(SpecModel):
 
 def content_hash(value: Json) -> str:
     """SHA-256 (hex) over canonical JSON: keys sorted, no spaces."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest()

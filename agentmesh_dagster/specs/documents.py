@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from agentmesh_dagster.specs.approvals import ToolApproval
 from agentmesh_dagster.specs.base import (
     NODE_ID_PATTERN,
     SLUG_PATTERN,
+    Body,
     Condition,
     Duration,
     JsonSchema,
@@ -34,6 +35,7 @@ __all__ = [
     "NODE_ID_PATTERN",
     "SLUG_PATTERN",
     "AgentSpec",
+    "BodySpec",
     "Document",
     "EdgeSpec",
     "NetworkSpec",
@@ -76,7 +78,8 @@ class NodeSpec(SpecModel):
     name: Name = ""
     description: str = ""
     config: dict[str, Any] = Field(default_factory=dict)
-    join: Literal["any", "all"] = "any"
+    join: Literal["any", "all"] | Annotated[int, Field(ge=1)] = "any"
+    """How many of the incoming edges must be live, once all are decided: at least one, all, or at least so many."""
     retry: RetrySpec | None = None
     timeout_s: Duration | None = Field(default=None, gt=0)
     on_error: Literal["fail", "continue", "route"] = "fail"
@@ -104,8 +107,32 @@ class EdgeSpec(SpecModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
+class BodySpec(SpecModel):
+    """What a container runs: nodes and edges without `start` and `end`, or a workflow's published version."""
+
+    nodes: list[NodeSpec] | None = Field(default=None, min_length=1)
+    edges: list[EdgeSpec] = Field(default_factory=list[EdgeSpec])
+    workflow: Annotated[str | None, Reference("workflow")] = None
+    input: Annotated[Any, Template()] = None
+    """The workflow's input, seen from inside the body. Default: a `foreach`'s item, a `loop`'s output of the iteration
+    before, a `parallel`'s upstream output."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> BodySpec:
+        if (self.nodes is None) == (self.workflow is None):
+            raise ValueError("give either 'nodes' (with 'edges') or 'workflow'")
+        if self.workflow is not None and self.edges:
+            raise ValueError("'edges' belong to 'nodes', not to 'workflow'")
+        if self.workflow is None and "input" in self.model_fields_set:
+            raise ValueError("'input' belongs to 'workflow': nodes see what their container sees")
+        return self
+
+
 class WorkflowSettings(SpecModel):
     """How a workflow runs in Dagster."""
+
+    execution: Literal["dagster", "inline"] = "dagster"
+    """`dagster`: one op for each node. `inline`: one op that walks the whole graph, for batch work."""
 
     executor: Literal["default", "threads", "in_process", "multiprocess"] = "default"
     """`default` is the code location's; `threads` is AgentMesh's own."""
@@ -113,7 +140,13 @@ class WorkflowSettings(SpecModel):
     max_steps: int = Field(default=50, ge=1, le=10_000)
     """Bound on the workflow's own nodes that run."""
     node_timeout_s: Duration | None = Field(default=None, gt=0)
-    """The `timeout_s` of nodes that have none."""
+    """The `timeout_s` of nodes that have none; containers are not meant."""
+    timeout_s: Duration | None = Field(default=None, gt=0)
+    """How long a run may take; the time for which it waits without a worker does not count."""
+    timeout_includes_waiting: bool = False
+    """Whether that time counts too."""
+    max_iterations: int = Field(default=1000, ge=1, le=1_000_000)
+    """Bound on the `max_iterations` of loops."""
     inline_s: Duration = Field(default=60.0, ge=0, le=3600)
     """The longest delay that a worker sits out."""
     tags: dict[TagKey, str] = Field(default_factory=dict)
@@ -140,10 +173,22 @@ class WorkflowSpec(DocumentModel):
     input_schema: JsonSchema = Field(default_factory=lambda: {"type": "object"})
     output_schema: OptionalJsonSchema = None
     state_schema: OptionalJsonSchema = None
+    """The state's keys; a property may carry `reducer` (`specs.state`)."""
     settings: WorkflowSettings = WorkflowSettings()
     nodes: list[NodeSpec]
     edges: list[EdgeSpec]
+    on_failure: Annotated[BodySpec | None, Body()] = None
+    """Runs once when the run has failed, before `finally`; sees `run.error` and all steps."""
+    finally_: Annotated[BodySpec | None, Body()] = Field(default=None, alias="finally")
+    """Runs once when the run has ended, however it did; sees `run.status`, `run.error` and all steps."""
     viewport: dict[str, Any] | None = None
+
+    @property
+    def finalizers(self) -> str:
+        """What its runs' ends ask for: empty, `failure` (`on_failure` alone) or `always` (`finally`)."""
+        if self.finally_ is not None:
+            return "always"
+        return "failure" if self.on_failure is not None else ""
 
 
 class AgentSpec(DocumentModel):

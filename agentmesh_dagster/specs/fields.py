@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from agentmesh_dagster.records import Json
-from agentmesh_dagster.specs.base import Condition, MarkedField, Reference, SchemaField, Template
+from agentmesh_dagster.specs.base import Body, Condition, MarkedField, Reference, SchemaField, Template
 from agentmesh_dagster.specs.problems import child_path
 
 JsonObject = dict[str, Any]
@@ -49,14 +49,19 @@ def written_keys(model: type[BaseModel]) -> list[str]:
 
 
 def raw_marks(model: type[BaseModel], raw: Mapping[str, Json], path: str = "") -> Iterator[MarkedField]:
-    """All marked fields that a raw object sets, of the model and of the models in it; nulls are left out."""
+    """All marked fields that a raw object sets, of the model and of the models in it; nulls are left out.
+
+    Bodies are told, and not looked into: their nodes see names of their own.
+    """
     keys = accepted_keys(model)
     for key, value in raw.items():
         info = keys.get(key)
         if info is None or value is None:
             continue
         below = child_path(path, key)
-        marks = [m for m in info.metadata if isinstance(m, (Template, Condition, Reference, SchemaField))]
+        marks = [
+            m for m in info.metadata if isinstance(m, (Template, Condition, Reference, Body, SchemaField))
+        ]
         for mark in marks:
             yield MarkedField(below, value, mark)
         if not marks:

@@ -82,6 +82,23 @@ class Graph:
         return {name: tuple(sorted(above, key=rank.__getitem__)) for name, above in found.items()}
 
     @cached_property
+    def before(self) -> dict[str, int]:
+        """How many nodes have edges into each node."""
+        return {name: len({edge.source for edge in edges}) for name, edges in self.incoming.items()}
+
+    @cached_property
+    def after(self) -> dict[str, tuple[str, ...]]:
+        """The nodes that edges lead to from each node, each once."""
+        return {
+            name: tuple(dict.fromkeys(edge.target for edge in edges)) for name, edges in self.outgoing.items()
+        }
+
+    @cached_property
+    def roots(self) -> tuple[str, ...]:
+        """Nodes that no edge leads to, in topological order."""
+        return tuple(name for name in self.order if not self.before[name])
+
+    @cached_property
     def sinks(self) -> tuple[str, ...]:
         """Nodes that no edge leaves."""
         return tuple(name for name in self.nodes if not self.outgoing[name])

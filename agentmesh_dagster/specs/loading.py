@@ -24,8 +24,9 @@ from agentmesh_dagster.records import Json
 MAX_BYTES: Final = 2_000_000
 """Bytes of one file."""
 MAX_DEPTH: Final = 64
-INPUTS_FOLDER: Final = "inputs"
 """Levels of lists and objects in one document."""
+INPUTS_FOLDER: Final = "inputs"
+"""Holds the inputs of example runs."""
 MAX_ALIASED: Final = 200_000
 """Values and characters that the aliases of one file may add, counted as often as they are used."""
 SUFFIXES: Final = (".yaml", ".yml", ".json")

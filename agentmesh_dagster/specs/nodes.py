@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from agentmesh_dagster.constants import HANDLE_APPROVED, HANDLE_REJECTED, HANDLE_TIMEOUT
 from agentmesh_dagster.specs.approvals import ApprovalPolicy
 from agentmesh_dagster.specs.base import (
+    Body,
     Condition,
     Duration,
     OptionalJsonSchema,
@@ -19,6 +20,7 @@ from agentmesh_dagster.specs.base import (
     SpecModel,
     Template,
 )
+from agentmesh_dagster.specs.documents import BodySpec
 
 
 class NodeConfig(SpecModel):
@@ -30,6 +32,12 @@ class NodeConfig(SpecModel):
     is_end: ClassVar[bool] = False
     must_cover_handles: ClassVar[bool] = False
     """Whether every handle needs an edge."""
+    is_container: ClassVar[bool] = False
+    """Whether it runs bodies, or another workflow."""
+
+    def bodies(self) -> dict[str, BodySpec]:
+        """Its bodies by their place in the config (`body`, `branches.left`)."""
+        return {}
 
     def handles(self) -> tuple[str, ...]:
         """Named handles, besides the default one and `error`."""
@@ -182,6 +190,88 @@ class WebhookConfig(NodeConfig):
         return self.handles()
 
 
+class ContainerConfig(NodeConfig):
+    """Base of the configs of nodes that run other nodes."""
+
+    is_container: ClassVar[bool] = True
+
+
+def _by_name(branches: dict[str, BodySpec]) -> dict[str, BodySpec]:
+    # A JSON column of PostgreSQL does not keep their order; runs must not depend on the database.
+    return dict(sorted(branches.items()))
+
+
+class ParallelConfig(ContainerConfig):
+    """Runs branches side by side."""
+
+    branches: Annotated[dict[str, BodySpec], AfterValidator(_by_name), Body()] = Field(min_length=1)
+    """By name, in the order of names, which are formed as node ids."""
+    wait: Literal["all", "any", "first"] | Annotated[int, Field(ge=1)] = "all"
+    """`all`: every branch must succeed. `any`: all run to their end, and one must succeed. `first`: the first that
+    succeeds wins, and the others are canceled. A number: likewise, the first so many."""
+
+    def bodies(self) -> dict[str, BodySpec]:
+        return {f"branches.{name}": body for name, body in self.branches.items()}
+
+
+class ForeachConfig(ContainerConfig):
+    """Runs a body for each item of a list."""
+
+    items: Annotated[Any, Template()]
+    """A list, or an expression that gives one."""
+    body: Annotated[BodySpec, Body(names=("item", "index"))]
+    concurrency: int = Field(default=8, ge=1, le=1000)
+    """How many items are at work at once."""
+    key: Annotated[str | None, Condition(names=("item", "index"))] = None
+    """Gives each item's name in the step keys, a text or whole number that no other item has; default: the index."""
+    on_item_error: Literal["fail", "collect", "skip"] = "fail"
+    """`fail`: no further item begins, and the node fails. `collect`: `{"error": {...}}` stands in the item's place.
+    `skip`: the item is left out of the output."""
+    max_failures: int | None = Field(default=None, ge=0)
+    """With `collect` and `skip`: the node fails at the failure after so many."""
+    fanout: bool = False
+    """Whether items become Dagster steps of their own, which an executor may spread over workers."""
+
+    def bodies(self) -> dict[str, BodySpec]:
+        return {"body": self.body}
+
+
+class LoopConfig(ContainerConfig):
+    """Repeats a body."""
+
+    while_: Annotated[str | None, Condition(names=("iteration",), body="body")] = Field(
+        default=None, alias="while"
+    )
+    """Asked before each iteration; before the first, `iteration` is 0 and the body's steps are pending."""
+    until: Annotated[str | None, Condition(names=("iteration",), body="body")] = None
+    """Asked after each iteration."""
+    max_iterations: int = Field(ge=1)
+    body: Annotated[BodySpec, Body(names=("iteration",))]
+    delay_s: Duration = Field(default=0.0, ge=0)
+    """Between two iterations."""
+    on_limit: Literal["fail", "continue"] = "fail"
+    """What follows when `max_iterations` have run and the condition asks for more."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> LoopConfig:
+        if (self.while_ is None) == (self.until is None):
+            raise ValueError("give either 'while' or 'until'")
+        return self
+
+    def bodies(self) -> dict[str, BodySpec]:
+        return {"body": self.body}
+
+
+class WorkflowConfig(ContainerConfig):
+    """Runs another workflow's published version."""
+
+    workflow: Annotated[str, Reference("workflow")]
+    input: Annotated[Any, Template()] = None
+    """Default: the upstream output."""
+    async_: bool = Field(default=False, alias="async")
+    """Whether it becomes a run of its own, which nobody waits for; the output is `{"run_id": id}`."""
+
+
 BUILTIN_NODE_CONFIGS: dict[str, type[NodeConfig]] = {
     "start": StartConfig,
     "end": EndConfig,
@@ -193,4 +283,8 @@ BUILTIN_NODE_CONFIGS: dict[str, type[NodeConfig]] = {
     "delay": DelayConfig,
     "human": HumanConfig,
     "webhook": WebhookConfig,
+    "parallel": ParallelConfig,
+    "foreach": ForeachConfig,
+    "loop": LoopConfig,
+    "workflow": WorkflowConfig,
 }

@@ -6,13 +6,17 @@ Each rule has one code, which is stable; its severity and meaning stand in `RULE
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Final, Literal
 
 from agentmesh_dagster.records import Json
 
 Severity = Literal["error", "warning"]
+
+_SHOWN: Final = 30
+"""How many known words a mend lists."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ RULES: Final[dict[str, Rule]] = {
     "not-an-object": _error("A document is an object."),
     "not-json": _error("Every value is one that JSON and the database can hold."),
     "too-deep": _error("Lists and objects nest at most 64 levels deep."),
-    "too-many-nodes": _error("A workflow has at most 2,000 nodes."),
-    "too-many-edges": _error("A workflow has at most 10,000 edges."),
+    "too-many-nodes": _error("A workflow has at most 2,000 nodes, with those in bodies."),
+    "too-many-edges": _error("A workflow has at most 10,000 edges, with those in bodies."),
     "kind-unknown": _error("`kind` is workflow, agent, tool or network."),
     "field-unknown": _error("Every field is a known one."),
     "field-missing": _error("Required fields are there."),
@@ -93,7 +97,9 @@ RULES: Final[dict[str, Rule]] = {
         "A node id begins with a letter and holds letters, digits, `-` and `_`, no two adjacent."
     ),
     "node-id-duplicate": _error("Node ids are unique."),
-    "node-id-collision": _error("Node ids are unique after `-` became `_`."),
+    "node-id-collision": _error(
+        "Node ids are unique after `-` became `_`, and are no names of AgentMesh's own ops."
+    ),
     "start-missing": _error("A workflow has a start node."),
     "start-duplicate": _error("A workflow has one start node."),
     "end-missing": _error("A workflow has at least one end node."),
@@ -113,7 +119,23 @@ RULES: Final[dict[str, Rule]] = {
     "node-dead-end": _error("Every node leads to an end node."),
     "cycle": _error("The graph has no cycle."),
     "set-key-invalid": _error("Keys of `set` are identifiers."),
+    "join-too-many": _error("A node's `join` asks for no more edges than lead into it."),
     "setting-without-effect": _warning("No setting stands where it does nothing."),
+    # Containers and their bodies.
+    "body-start-end": _error("A body has no start and end nodes."),
+    "node-id-shadows": _error("A node in a body bears no name of a node of a level around it."),
+    "branch-name-invalid": _error("Branches of a parallel node are named as nodes are, each its own."),
+    "wait-too-many": _error("A parallel node waits for no more branches than it has."),
+    "too-many-iterations": _error("A loop's `max_iterations` stays within `settings.max_iterations`."),
+    "wait-in-finally": _error(
+        "Nothing in `on_failure` and `finally` waits for longer than a worker sits out."
+    ),
+    # State.
+    "reducer-unknown": _error("A key's `reducer` is replace, append, merge or sum."),
+    "reducer-unfit": _error("A key's `reducer` suits its type."),
+    "state-conflict": _error(
+        "Of two writes of one key of the state one comes after the other, or the key names a `reducer`."
+    ),
     # Gates: human nodes, tools that require approval, and who is told.
     "gate-options": _error("A human node's options are distinct words, none of them `timeout` or `error`."),
     "gate-assignees": _error("Those who may decide are distinct names, and groups as `group:<name>`."),
@@ -129,7 +151,7 @@ RULES: Final[dict[str, Rule]] = {
     "expression-invalid": _error("Expressions parse."),
     "name-unknown": _error("Expressions name only what is there."),
     "name-outside-body": _error("`item`, `index` and `iteration` exist in bodies alone."),
-    "step-unknown": _error("`steps.x` names a node."),
+    "step-unknown": _error("`steps.x` names a node of this level or of one around it."),
     "step-not-upstream": _error("`steps.x` names a node that runs before."),
     "step-field-unknown": _error("Of a step there are `output`, `error` and `status`."),
     "output-unknown": _warning("`steps.x.output.f` is a field that nodes of that type give."),
@@ -185,9 +207,16 @@ class Suggestions:
             self._found[word] = nearest(word[:120], self._known)
         return self._found[word]
 
-    def mend(self, word: str) -> str:
-        """The nearest known word, or the list of the known ones."""
-        return _mend(self.nearest(word), self._known)
+    def mend(self, word: str, there: Sequence[Collection[str]] | None = None) -> str:
+        """The nearest known word, or the list of the known ones.
+
+        Args:
+            word: The wrong one.
+            there: Groups of those that can be named at its place; default: all can.
+        """
+        groups = [self._known] if there is None else there
+        near = self.nearest(word)
+        return _mend(near if any(near in group for group in groups) else None, *groups)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -196,13 +225,15 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return _mend(nearest(word[:120], names), names)
 
 
-def _mend(near: str | None, names: tuple[str, ...], shown: int = 30) -> str:
+def _mend(near: str | None, *groups: Collection[str]) -> str:
     if near is not None:
         return f"Did you mean {near!r}"
+    names = list(islice(chain(*groups), _SHOWN))
     if not names:
         return "There is none to choose from"
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"Known are {', '.join(repr(name) for name in names[:shown])}{more}"
+    total = sum(len(group) for group in groups)
+    more = f" and {total - _SHOWN} more" if total > _SHOWN else ""
+    return f"Known are {', '.join(repr(name) for name in names)}{more}"
 
 
 def child_path(path: str, key: str | int) -> str:

@@ -19,6 +19,7 @@ from agentmesh_dagster.specs.closure import (
     PinnedWorkflow,
 )
 from agentmesh_dagster.specs.documents import AgentSpec, Document, NetworkSpec, ToolSpec, WorkflowSpec
+from agentmesh_dagster.specs.levels import PlacedBody, all_parts
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.problems import Problem, child_path, suggestion
 from agentmesh_dagster.specs.slugs import parse_reference
@@ -123,21 +124,18 @@ def _models_of(
     tool_configs: Mapping[str, type[SpecModel]],
 ) -> Iterator[tuple[BaseModel, str]]:
     yield document, ""
-    parts: list[tuple[type[BaseModel] | None, Mapping[str, object], str]] = []
     if isinstance(document, WorkflowSpec):
-        parts = [
-            (node_configs.get(n.type), n.config, f"nodes[{i}].config") for i, n in enumerate(document.nodes)
-        ]
-    elif isinstance(document, ToolSpec):
-        parts = [(tool_configs.get(document.type), document.config, "config")]
-    for model, raw, path in parts:
-        if model is None:
-            continue
+        for part in all_parts(document, node_configs):
+            if isinstance(part, PlacedBody):
+                yield part.body, part.path
+            elif part.config is not None:
+                yield part.config, f"{part.path}.config"
+    elif isinstance(document, ToolSpec) and document.type in tool_configs:
         try:
-            yield model.model_validate(raw), path
+            yield tool_configs[document.type].model_validate(document.config), "config"
         except ValidationError:
             # A wrong config is a problem of its own, which the validation tells.
-            continue
+            return
 
 
 def _read(kind: str, value: object, path: str) -> Iterator[FoundReference]:

@@ -15,22 +15,27 @@ GENERATED_KINDS: Final = frozenset(("agent", "tool"))
 _REFERENCE: Final = re.compile(r"(?P<slug>[^@]*)(?:@(?P<version>[1-9][0-9]{0,8}))?\Z")
 
 
-def generated_slug(workflow: str, node_id: str) -> str:
-    """The slug of an agent or tool that was written inline in a node; no author can choose one of this form."""
-    return f"{workflow}__{node_id}"
+def generated_slug(workflow: str, *place: str) -> str:
+    """The slug of an agent or tool that was written inline in a node; no author can choose one of this form.
+
+    Args:
+        workflow: The workflow's slug.
+        place: The node's id, after the ids and names of the containers and branches around it.
+    """
+    return "__".join((workflow, *place))
 
 
 def is_slug(slug: str, kind: str) -> bool:
-    """Whether a slug is well-formed: by the pattern, or for inline kinds exactly `<workflow slug>__<node id>`."""
+    """Whether a slug is well-formed: by the pattern, or for inline kinds one that `generated_slug` makes."""
     if SLUG_PATTERN.match(slug):
         return True
-    workflow, mark, node_id = slug.partition("__")
+    workflow, *place = slug.split("__")
     return bool(
-        mark
+        place
         and kind in GENERATED_KINDS
         and len(slug) <= MAX_SLUG
         and SLUG_PATTERN.match(workflow)
-        and NODE_ID_PATTERN.match(node_id)
+        and all(NODE_ID_PATTERN.match(part) for part in place)
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from agentmesh_dagster.store.claims import Poll
 from agentmesh_dagster.store.failures import StoreUnavailable
-from agentmesh_dagster.store.runs import RunStats, UnfinishedRun
+from agentmesh_dagster.store.run_stats import RunStats
+from agentmesh_dagster.store.runs import UnfinishedRun
 from agentmesh_dagster.store.schema import SchemaStatus
 from agentmesh_dagster.store.store import Store, open_store, schema_status
 

@@ -1,68 +1,41 @@
 """Claims: who may continue a run, decided once for each time that it can go on.
 
-The protocol is a lease with a compare-and-set, on the run's own row: a claim is made while the run stands still and no
-other claim counts, is carried by one Dagster run as a tag, and is bound by it when it begins. A claim that is not
-bound in time counts no more, and the next one waits twice as long for its Dagster run.
+The protocol is a lease with a compare-and-set, on the run's own row: a claim is made while the run stands still, or has
+not begun, and no other claim counts; it is carried by one Dagster run as a tag, and bound by it when it begins. A claim
+that is not bound in time counts no more, and the next one waits twice as long for its Dagster run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, Final
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Final
 
-from sqlalchemy import (
-    ColumnElement,
-    CompoundSelect,
-    Connection,
-    RowMapping,
-    and_,
-    case,
-    exists,
-    func,
-    insert,
-    literal,
-    not_,
-    null,
-    or_,
-    select,
-    text,
-    union_all,
-    update,
-)
+from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound, RunRefused
 from agentmesh_dagster.faults import fault_point
-from agentmesh_dagster.records import Claim, ReadyRun, RunStatus
-from agentmesh_dagster.store.columns import UtcDateTime
+from agentmesh_dagster.records import Claim, Event, ReadyRun, RunStatus
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.tables import (
-    READY_WAITS,
-    RETRIED_RUNS,
-    claims,
-    dagster_runs,
-    inbox,
-    leases,
-    notices,
-    runs,
-    waits,
-)
+from agentmesh_dagster.store.ready_runs import conditions_of, has_answer, moments, poll_statement
+from agentmesh_dagster.store.run_rows import dagster_runs_of, insert_events
+from agentmesh_dagster.store.tables import claims, runs
 
-FIRST_WINDOW_S: Final = 60
-"""How long the first claim waits for its Dagster run; each later one twice as long as the one before."""
+MAX_FINALIZINGS: Final = 3
+"""So many Dagster runs may begin to finalize one ending of a run, each after the one before was lost."""
 
-LONGEST_WINDOW_S: Final = 3600
-
-# From this many unbound claims on, the window is the longest.
-_MOST_MISSES: Final = 6
-_CONTINUABLE: Final = {
-    "gate": (RunStatus.WAITING.value,),
-    "retry": (RunStatus.FAILED.value,),
-    "resume": (RunStatus.WAITING.value, RunStatus.FAILED.value, RunStatus.CANCELED.value),
+_FINAL: Final = tuple(status.value for status in RunStatus if status.is_final)
+_CONTINUABLE: Final = (RunStatus.WAITING.value, RunStatus.FAILED.value, RunStatus.CANCELED.value)
+_BINDABLE: Final = {
+    "gate": _CONTINUABLE,
+    "retry": _CONTINUABLE,
+    "resume": _CONTINUABLE,
+    "start": (RunStatus.PENDING.value,),
+    "finalize": _FINAL,
 }
-_BINDABLE: Final = (RunStatus.WAITING.value, RunStatus.FAILED.value, RunStatus.CANCELED.value)
+_CLAIM_COLUMNS: Final = tuple(claims.c[field.name] for field in fields(Claim))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,19 +58,19 @@ class Claims:
         self._clock = clock
 
     def poll(self, project: str, now: datetime) -> Poll:
-        """What there is to do in a project at a moment; one statement."""
+        """What there is to do in a project at a moment.
+
+        One statement, however much there is; and where runs can go on, one more for each 500 of them.
+        """
         with self._database.read() as connection:
-            rows = connection.execute(_poll(project, now)).mappings().all()
+            asked = {"of_project": project, **moments(now)}
+            rows = connection.execute(poll_statement(), asked).mappings().all()
+            found = [row for row in rows if row["run_id"] is not None]
+            bound = dagster_runs_of(connection, [row["run_id"] for row in found])
         words = {row["reason"] for row in rows}
-        found = [row for row in rows if row["run_id"] is not None]
-        found.sort(key=lambda row: (row["since"] or now, row["run_id"], row["ordinal"]))
-        first: dict[str, RowMapping] = {}
-        bound: dict[str, list[str]] = {}
-        for row in found:
-            first.setdefault(row["run_id"], row)
-            bound.setdefault(row["run_id"], []).append(row["dagster_run_id"])
+        found.sort(key=lambda row: (row["since"] or now, row["run_id"]))
         return Poll(
-            ready=tuple(_ready_run(row, bound[run_id]) for run_id, row in first.items()),
+            ready=tuple(_ready_run(row, bound[row["run_id"]]) for row in found),
             has_due="due" in words,
             has_notices="notices" in words,
         )
@@ -109,7 +82,10 @@ class Claims:
             run_id: The run.
             reason: `gate`: it waits, and something that it waited for has come. `retry`: it failed after a Dagster
                 run that came by a claim, and has retries left. `resume`: somebody asked for it; it waits, failed or
-                was canceled.
+                was canceled. `start`: another run started it, and no Dagster run is bound to it. `finalize`: it has
+                ended, nobody retries it by itself, and what its end asks for has not been done. After
+                `MAX_FINALIZINGS` Dagster runs that did not do it, it is given up, with the event
+                `run.finalize_failed`.
             now: The moment; default the clock's.
 
         Returns:
@@ -148,27 +124,20 @@ class Claims:
         It may be claimed all the same only as it stands: see `claim`.
         """
         with self._database.read() as connection:
-            return connection.execute(select(_has_answer(run_id))).scalar_one()
+            query = select(runs.c.id).where(runs.c.id == run_id, has_answer())
+            return connection.execute(query).first() is not None
 
     def _claim(self, connection: Connection, run_id: str, reason: str, now: datetime) -> Claim | None:
-        statuses = _CONTINUABLE[reason]
-        row = (
-            connection.execute(
-                select(runs.c.claim_id, runs.c.claim_misses)
-                .where(runs.c.id == run_id)
-                .with_for_update(key_share=True)
-            )
-            .mappings()
-            .first()
-        )
+        locked = select(runs).where(runs.c.id == run_id).with_for_update(key_share=True)
+        row = connection.execute(locked).mappings().first()
         if row is None:
             raise NotFound(f"there is no run {run_id!r}", code="no-run")
-        conditions: list[ColumnElement[bool]] = [runs.c.status.in_(statuses), _is_free(now)]
-        if reason == "gate":
-            conditions.append(_has_answer(run_id))
-        if reason == "retry":
-            conditions.append(text(RETRIED_RUNS))  # pyright: ignore[reportArgumentType] - a condition in words
-        if connection.execute(select(runs.c.id).where(runs.c.id == run_id, *conditions)).first() is None:
+        may = select(runs.c.id).where(runs.c.id == run_id, *conditions_of(reason))
+        if connection.execute(may, moments(now)).first() is None:
+            return None
+        ending: int | None = row["endings"] if reason == "finalize" else None
+        if ending is not None and _begun_finalizings(connection, run_id, ending) >= MAX_FINALIZINGS:
+            self._give_up_finalizing(connection, row, now)
             return None
         claim = Claim(id=self._clock.new_id(), run_id=run_id, reason=reason, made_at=now)
         misses: int = row["claim_misses"]
@@ -176,7 +145,9 @@ class Claims:
             give_back(connection, row["claim_id"])
             misses += 1
         connection.execute(
-            insert(claims).values(id=claim.id, run_id=run_id, reason=reason, made_at=now, is_current=True)
+            insert(claims).values(
+                id=claim.id, run_id=run_id, reason=reason, made_at=now, is_current=True, ending=ending
+            )
         )
         connection.execute(
             update(runs)
@@ -185,10 +156,38 @@ class Claims:
         )
         return claim
 
+    def _give_up_finalizing(self, connection: Connection, run: RowMapping, now: datetime) -> None:
+        """Says that a run's end asks for nothing more. The caller has locked the run."""
+        ending: int = run["endings"]
+        values = {"finalized": ending, "claim_id": None, "claimed_at": None, "claim_misses": 0}
+        connection.execute(update(runs).where(runs.c.id == run["id"]).values(**values))
+        if run["claim_id"] is not None:
+            give_back(connection, run["claim_id"])
+        told = Event(
+            id=self._clock.new_id(),
+            at=now,
+            project=run["project"],
+            run_id=run["id"],
+            type="run.finalize_failed",
+            payload={"ending": ending, "attempts": MAX_FINALIZINGS},
+        )
+        insert_events(connection, self._database, [told])
+
+
+def _begun_finalizings(connection: Connection, run_id: str, ending: int) -> int:
+    """How many Dagster runs were bound to a run to finalize one of its endings."""
+    bound = select(func.count()).where(
+        claims.c.run_id == run_id,
+        claims.c.ending == ending,
+        claims.c.is_current,
+        claims.c.dagster_run_id.is_not(None),
+    )
+    return connection.execute(bound).scalar_one()
+
 
 def load_claim(connection: Connection, claim_id: str) -> Claim | None:
     """The claim of that id, or None."""
-    row = connection.execute(select(claims).where(claims.c.id == claim_id)).mappings().first()
+    row = connection.execute(select(*_CLAIM_COLUMNS).where(claims.c.id == claim_id)).mappings().first()
     return None if row is None else Claim(**row)
 
 
@@ -234,7 +233,7 @@ def bind_claim(
         raise _lost(run["id"], f"the Dagster run {claim.dagster_run_id!r} came with it before")
     if run["claim_id"] != claim_id:
         raise _lost(run["id"], "it was given back, because no Dagster run came with it in time")
-    if run["status"] not in _BINDABLE:
+    if run["status"] not in _BINDABLE[claim.reason]:
         raise _lost(run["id"], f"the run is {run['status']} by now")
     spend_claim(connection, claim_id, dagster_run_id)
     return claim
@@ -246,70 +245,6 @@ def _lost(run_id: str, why: str) -> RunRefused:
         "nothing was done twice",
         code="claim-lost",
     )
-
-
-def _poll(project: str, now: datetime) -> CompoundSelect[Any]:
-    # From the answers to their runs: few are not taken up, however many runs wait.
-    answered = (
-        select(waits.c.run_id, func.min(waits.c.ready_at).label("since"))
-        .where(waits.c.project == project, text(READY_WAITS))
-        .group_by(waits.c.run_id)
-        .subquery()
-    )
-    gates = (
-        _ready("gate", answered.c.since, now)
-        .select_from(answered.join(runs, runs.c.id == answered.c.run_id))
-        .where(runs.c.status == RunStatus.WAITING.value)
-    )
-    retries = _ready("retry", runs.c.finished_at, now).where(runs.c.project == project, text(RETRIED_RUNS))
-    ready = union_all(gates, retries).subquery()
-    with_dagster_runs = select(ready, dagster_runs.c.dagster_run_id, dagster_runs.c.ordinal).join(
-        dagster_runs, dagster_runs.c.run_id == ready.c.run_id
-    )
-    nothing = [null()] * 8
-    due = or_(
-        exists().where(waits.c.project == project, waits.c.next_at <= now),
-        exists().where(inbox.c.project == project, inbox.c.expires_at <= now),
-    )
-    told = exists().where(notices.c.project == project, notices.c.next_at <= now)
-    return union_all(
-        with_dagster_runs,
-        select(literal("due"), *nothing).where(due),
-        select(literal("notices"), *nothing).where(told),
-    )
-
-
-def _ready(reason: str, since: ColumnElement[datetime], now: datetime) -> Any:
-    return select(
-        literal(reason).label("reason"),
-        runs.c.id.label("run_id"),
-        runs.c.slug,
-        runs.c.publication,
-        runs.c.definition_hash,
-        runs.c.claim_id,
-        since.label("since"),
-    ).where(_is_free(now))
-
-
-def _is_free(now: datetime) -> ColumnElement[bool]:
-    """Of a run: no claim counts, and no Dagster run holds a lease."""
-    windows = {
-        misses: literal(now - timedelta(seconds=window_s(misses)), UtcDateTime)
-        for misses in range(_MOST_MISSES)
-    }
-    longest = literal(now - timedelta(seconds=LONGEST_WINDOW_S), UtcDateTime)
-    counts_since = case(windows, value=runs.c.claim_misses, else_=longest)
-    live = exists().where(leases.c.run_id == runs.c.id, leases.c.expires_at > now)
-    return and_(or_(runs.c.claim_id.is_(None), runs.c.claimed_at <= counts_since), not_(live))
-
-
-def _has_answer(run_id: str) -> ColumnElement[bool]:
-    return exists().where(waits.c.run_id == run_id, text(READY_WAITS))
-
-
-def window_s(misses: int) -> int:
-    """How long a claim waits for its Dagster run when so many before it were never bound."""
-    return min(FIRST_WINDOW_S * 2**misses, LONGEST_WINDOW_S)
 
 
 def _ready_run(row: RowMapping, dagster_run_ids: Sequence[str]) -> ReadyRun:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -166,7 +166,7 @@ class Database:
                 connection.begin(),
             ):
                 yield connection
-        except SQLAlchemyError as error:
+        except self.errors as error:
             raise store_error(error, self.url) from error
 
     @property
@@ -244,7 +244,9 @@ def _switch_to_wal(connection: sqlite3.Connection, *, last_attempt: bool) -> boo
 def _begin_sqlite(connection: Connection) -> None:
     # A transaction that reads first and writes later cannot wait for another writer, so writers say it at once.
     writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    # Past SQLAlchemy, whose own work takes longer than the statement.
+    driver = cast("sqlite3.Connection", connection.connection.driver_connection)
+    driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -6,26 +6,31 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, text, update
 
 from agentmesh_dagster.clock import Clock
+from agentmesh_dagster.constants import EVENT_RUN_ENDED
 from agentmesh_dagster.errors import ApprovalError, StoreError
-from agentmesh_dagster.records import Delivery, Event, Json, Wait, WaitStatus
+from agentmesh_dagster.records import Delivery, Event, Json, RunStatus, Wait, WaitStatus
 from agentmesh_dagster.specs.decisions import check_received, received_answer
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.exact import exact_text, exact_values, to_text
-from agentmesh_dagster.store.run_rows import insert_events, lock_runs
-from agentmesh_dagster.store.tables import KEPT_EVENTS, OPEN_EVENT_WAITS, inbox, waits
+from agentmesh_dagster.store.run_rows import RUN_JSON, insert_events, lock_at_once, lock_runs, restored
+from agentmesh_dagster.store.tables import KEPT_EVENTS, OPEN_EVENT_WAITS, inbox, runs, waits
 from agentmesh_dagster.store.wait_rows import close_wait, refuse_nul, wait_event, wait_record
 
 MAX_KEPT: Final = 1_000
 """So many events may be kept for each name in a project."""
+
+RESERVED: Final = "agentmesh."
+"""Events whose name begins so are sent by the store itself alone."""
 
 # PostgreSQL's index entries hold 2.7 kB, and a character may take four bytes.
 _MAX_LENGTHS: Final = {"name": 200, "key": 400, "id": 200}
 # Any number that no other application locks by: "AgentEvt" read as bytes.
 _EVENTS_LOCK: Final = 0x4167656E74457674
 _MAX_ATTEMPTS: Final = 10
+_FINAL: Final = tuple(status.value for status in RunStatus if status.is_final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class _Sent:
     data: Json
     by: str
     at: datetime
+    is_own: bool = False
+    """Whether the data comes from the journal, which holds some text that nobody may send."""
 
 
 def lock_events(connection: Connection, database: Database) -> None:
@@ -66,6 +73,20 @@ def check_names(name: str, key: str, event_id: str | None = None) -> None:
                 f"the {part} of an event has {len(value)} characters; at most {_MAX_LENGTHS[part]} are allowed",
                 code="bad-event",
             )
+
+
+def refuse_reserved(name: str) -> None:
+    """Refuses the name of an event that nobody may send.
+
+    Raises:
+        ApprovalError: It begins as those that AgentMesh sends itself (code `reserved-event`).
+    """
+    if name.startswith(RESERVED):
+        raise ApprovalError(
+            f"nobody may send the event {name!r}: events whose name begins with {RESERVED!r} are sent by AgentMesh "
+            "itself; choose another name",
+            code="reserved-event",
+        )
 
 
 def send_event(
@@ -127,10 +148,35 @@ def send_event(
     )
 
 
+def send_run_ended(connection: Connection, database: Database, clock: Clock, run: RowMapping) -> None:
+    """Answers all open waits for the end of a run that another run started.
+
+    Nothing is kept for a wait that comes later: it finds the end in the run's row (`take_kept`), however long ago that
+    was.
+
+    Args:
+        connection: In a transaction that has locked the run.
+        database: The connection's database.
+        clock: Gives the moment and the ids.
+        run: The run's row, after its end.
+
+    Raises:
+        RunsBusy: Other transactions have locked runs that wait for it; nothing was written here.
+    """
+    lock_events(connection, database)
+    sought: tuple[str, str, str] = (run["project"], EVENT_RUN_ENDED, run["id"])
+    found = _open_waits(connection, *sought)
+    if found:
+        lock_at_once(connection, {wait.run_id for wait in found})
+        # Again: one may have been closed before its run was locked. New ones are kept out by the lock of events.
+        _answer_all(connection, database, clock, _open_waits(connection, *sought), _run_ended(run))
+
+
 def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wait) -> Wait:
     """Answers a wait that was just opened by the oldest event that was kept for it and that fits.
 
-    One whose deadline has passed meanwhile, as that of a wait which is opened again may have, is left to it.
+    A wait for the end of a run that another run started is answered by that run's row, where it has ended. One whose
+    deadline has passed meanwhile, as that of a wait which is opened again may have, is left to it.
 
     Args:
         connection: In a transaction that has locked the wait's run, and the events.
@@ -144,6 +190,8 @@ def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wa
     now = clock.now()
     if _has_expired(wait, now):
         return wait
+    if wait.event_name == EVENT_RUN_ENDED:
+        return _take_end(connection, database, clock, wait, now)
     query = (
         select(inbox)
         .where(
@@ -166,6 +214,34 @@ def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wa
             )
             return answered
     return wait
+
+
+def _take_end(connection: Connection, database: Database, clock: Clock, wait: Wait, now: datetime) -> Wait:
+    query = select(runs).where(
+        runs.c.id == wait.event_key,
+        runs.c.project == wait.project,
+        runs.c.parent_run_id.is_not(None),
+        runs.c.status.in_(_FINAL),
+    )
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        return wait
+    answered, told = _answered(connection, database, clock, wait, _run_ended(row), now)
+    insert_events(connection, database, [told])
+    return answered or wait
+
+
+def _run_ended(run: RowMapping) -> _Sent:
+    """The event that the end of a run sends: another one each time that it ends."""
+    stands = restored(run, RUN_JSON)
+    data = {
+        "run_id": run["id"],
+        "status": run["status"],
+        "output": stands["output"],
+        "error": stands["error"],
+    }
+    event_id = f"{EVENT_RUN_ENDED}/{run['id']}/{run['endings']}"
+    return _Sent(event_id, data, f"run/{run['id']}", run["finished_at"], is_own=True)
 
 
 def delete_expired(database: Database, project: str, now: datetime) -> None:
@@ -236,7 +312,8 @@ def _answered(
     """Answers one wait, where the data fits; and the event that tells which it was."""
     payload = {"event_id": sent.id, "name": wait.event_name, "key": wait.event_key, "by": sent.by}
     try:
-        fitted = check_received(wait, sent.data)
+        is_free = sent.is_own and wait.form_schema is None
+        fitted = sent.data if is_free else check_received(wait, sent.data)
     except ApprovalError as refusal:
         return None, wait_event(clock, wait, "refused", {**payload, "code": refusal.code})
     answered = close_wait(

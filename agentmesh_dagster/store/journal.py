@@ -5,26 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, exists, select
 
 from agentmesh_dagster.clock import Clock
-from agentmesh_dagster.errors import RunRefused, StoreError
-from agentmesh_dagster.records import Claim, Event, Json, Lease, Run, RunStatus, Step, Wait
+from agentmesh_dagster.errors import NotFound, RunRefused, StoreError
+from agentmesh_dagster.records import Claim, Entry, Event, Json, Lease, Run, RunStatus, Step, Wait
 from agentmesh_dagster.store.claims import load_claim, spend_claim
+from agentmesh_dagster.store.endings import mark_finalized
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.group_writer import GroupWriter
+from agentmesh_dagster.store.publications import load_live
 from agentmesh_dagster.store.run_changes import bind_run, move_run, take_lease
 from agentmesh_dagster.store.run_rows import (
+    MAX_LOCKINGS,
     OPEN_STATUSES,
+    RunsBusy,
+    insert_run,
     load_run,
+    load_runs,
     require_runs,
     step_record,
+    still_busy,
 )
 from agentmesh_dagster.store.step_writer import StepWriter
-from agentmesh_dagster.store.tables import dagster_runs, leases, steps, waits
+from agentmesh_dagster.store.tables import dagster_runs, leases, runs, steps, waits
 from agentmesh_dagster.store.wait_changes import open_waits, supersede_waits, use_waits
 from agentmesh_dagster.store.wait_rows import wait_record
 
@@ -62,9 +70,10 @@ class StoreJournal:
         """Stores a run or finds it, and binds a Dagster run to it, by a claim or without one.
 
         A further Dagster run makes a final or waiting run `running` again, at `resumed_at`; what ended it (output,
-        error, `finished_at`) is cleared. A stored `pending` run takes the status that `run` brings. A claim to retry
-        takes one off `retries_left`, and so does a further Dagster run that comes without a claim to a run that failed
-        or was cut off.
+        error, `finished_at`) is cleared, and `worked_ms` grows by what the one before it worked. A stored `pending` run
+        takes the status that `run` brings, and is `running` where a claim starts it. A claim to retry takes one off
+        `retries_left`, and so does a further Dagster run that comes without a claim to a run that failed or was cut
+        off. A claim to finalize leaves the run as it ended.
 
         Raises:
             RunRefused: The Dagster run works on another run (code `dagster-run-bound`), the claim does not count
@@ -93,11 +102,11 @@ class StoreJournal:
         """Binds a claim that nobody has bound to the Dagster run that came too late with it, and does no more."""
         await self._writer.submit((), lambda connection: spend_claim(connection, claim_id, dagster_run_id))
 
-    async def waits(self, run_id: str, step_key: str | None = None) -> tuple[Wait, ...]:
-        """The waits of a run, or of one of its steps, the oldest first."""
+    async def waits(self, run_id: str, node_key: str | None = None) -> tuple[Wait, ...]:
+        """The waits of a run, or of one of its nodes and the steps in it, the oldest first."""
         query = select(waits).where(waits.c.run_id == run_id).order_by(waits.c.created_at, waits.c.id)
-        if step_key is not None:
-            query = query.where(waits.c.step_key == step_key)
+        if node_key is not None:
+            query = query.where(waits.c.node_id == node_key)
 
         def read(connection: Connection) -> tuple[Wait, ...]:
             return tuple(wait_record(row) for row in connection.execute(query).mappings())
@@ -115,49 +124,74 @@ class StoreJournal:
 
         return await self._read(read)
 
-    async def steps(self, run_id: str, keys: Collection[str] | None = None) -> dict[str, Step]:
+    async def run(self, run_id: str) -> Run | None:
+        """The run of that id, whether a Dagster run is bound to it or not."""
+        return await self._read(lambda connection: load_run(connection, run_id))
+
+    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
+        """Stores a `pending` run with its events, or finds it by its id; then no event is written.
+
+        Raises:
+            NotFound: Its workflow is not published (code `not-published`).
+        """
+
+        def write(connection: Connection) -> Run:
+            known = connection.execute(select(runs.c.id).where(runs.c.id == run.id)).first()
+            if known is None:
+                insert_run(connection, self._database, _newest(connection, run), self._clock.now())
+                self._step_writer.write_events(connection, events)
+            row = connection.execute(select(runs).where(runs.c.id == run.id)).mappings().one()
+            return load_runs(connection, [row])[0]
+
+        return await self._writer.submit({run.id, *(event.run_id for event in events)}, write)
+
+    async def steps(
+        self, run_id: str, keys: Collection[str] | None = None, *, needed: bool = False
+    ) -> dict[str, Step]:
         """The steps of a run by key, in the order of their keys; all, or those named."""
+        query = select(steps).where(steps.c.run_id == run_id).order_by(steps.c.key)
+        if keys is not None and len(keys) <= _MAX_KEYS_IN_QUERY:
+            query = query.where(steps.c.key.in_(keys))
+        if needed:
+            parents = steps.alias()
+            is_parent = (parents.c.run_id == steps.c.run_id) & (parents.c.key == steps.c.parent_key)
+            query = query.where(~exists().where(is_parent, parents.c.finished))
 
         def read(connection: Connection) -> dict[str, Step]:
-            query = select(steps).where(steps.c.run_id == run_id).order_by(steps.c.key)
-            if keys is not None and len(keys) <= _MAX_KEYS_IN_QUERY:
-                query = query.where(steps.c.key.in_(keys))
             rows = connection.execute(query).mappings()
             return {row["key"]: step_record(row) for row in rows if keys is None or row["key"] in keys}
 
         return {} if keys is not None and not keys else await self._read(read)
 
-    async def record(
-        self,
-        step: Step,
-        events: Sequence[Event] = (),
-        *,
-        opened: Sequence[Wait] = (),
-        used: Sequence[str] = (),
-        superseded: Sequence[str] = (),
-    ) -> None:
-        """Inserts or replaces the row of a step, with its events and what it changes in the run's waits.
+    async def record(self, entries: Sequence[Entry]) -> None:
+        """Inserts or replaces the rows of steps of one run, with their events and what they change in its waits.
 
         A finished row that says the same (status, fingerprint, output, error, routing decision) is left as it is, and
-        its events are not written again.
+        its events are not written again. Of several entries of one step the last row is written, with all their
+        events. The waits follow after the rows.
 
         Raises:
             NotFound: The run is not stored (code `no-run`).
             ReplayError: The stored row is finished and differs (code `step-finished`).
-            RunRefused: A later Dagster run than the step's is bound to the run (code `lease-lost`).
+            RunRefused: A later Dagster run than a step's is bound to the run (code `lease-lost`).
+            ValueError: The steps are of several runs.
         """
+        entries = tuple(entries)
+        if not entries:
+            return
+        run_id = entries[0].step.run_id
+        waiting = [entry for entry in entries if entry.used or entry.superseded or entry.opened]
+        if not waiting:
+            await self._writer.submit_parts(run_id, entries, self._step_writer.write_entries)
+            return
 
         def write(connection: Connection) -> None:
-            self._step_writer.write_step(connection, step, events)
-            if used:
-                # Before others are closed here: those nobody has answered.
-                use_waits(connection, step.run_id, used, self._clock.now())
-            if superseded:
-                supersede_waits(connection, self._database, self._clock, step.run_id, superseded)
-            if opened:
-                open_waits(connection, self._database, self._clock, opened)
+            self._step_writer.write_entries(connection, entries)
+            for entry in waiting:
+                self._change_waits(connection, entry)
 
-        await self._writer.submit({step.run_id, *(wait.run_id for wait in opened)}, write)
+        opened = (wait.run_id for entry in waiting for wait in entry.opened)
+        await self._writer.submit({run_id, *opened}, write)
 
     async def record_events(self, events: Sequence[Event]) -> None:
         """Appends events; one whose id is stored already is left out.
@@ -191,11 +225,12 @@ class StoreJournal:
             NotFound: The run is not stored (code `no-run`).
             RunRefused: A later Dagster run than the one that says so is bound to the run (code `lease-lost`).
         """
-        return await self._writer.submit(
-            (run_id,),
-            lambda connection: move_run(
+
+        def write(connection: Connection) -> bool:
+            return move_run(
                 connection,
                 self._database,
+                self._clock,
                 run_id,
                 status,
                 expected=OPEN_STATUSES,
@@ -204,7 +239,25 @@ class StoreJournal:
                 error=error,
                 records=events,
                 by=dagster_run_id,
-            ),
+            )
+
+        run_ids = {run_id}
+        for _ in range(MAX_LOCKINGS):
+            try:
+                return await self._writer.submit(run_ids, write)
+            except RunsBusy as busy:
+                run_ids = run_ids | busy.run_ids
+        raise still_busy(run_id)
+
+    async def finalized(self, run_id: str, ending: int, dagster_run_id: str) -> None:
+        """Says that what a run's ending asks for has been done; an ending that was said before stays so.
+
+        Raises:
+            NotFound: The run is not stored (code `no-run`).
+            RunRefused: A later Dagster run than the one that says so is bound to the run (code `lease-lost`).
+        """
+        await self._writer.submit(
+            (run_id,), lambda connection: mark_finalized(connection, run_id, ending, dagster_run_id)
         )
 
     async def renew_lease(self, run_id: str, dagster_run_id: str, *, now: datetime, until: datetime) -> bool:
@@ -230,6 +283,16 @@ class StoreJournal:
 
         await self._writer.submit((run_id,), write)
 
+    def _change_waits(self, connection: Connection, entry: Entry) -> None:
+        run_id = entry.step.run_id
+        if entry.used:
+            # Before others are closed here: those nobody has answered.
+            use_waits(connection, run_id, entry.used, self._clock.now())
+        if entry.superseded:
+            supersede_waits(connection, self._database, self._clock, run_id, entry.superseded)
+        if entry.opened:
+            open_waits(connection, self._database, self._clock, entry.opened)
+
     def close(self) -> None:
         """Writes what was asked for until now, and ends the threads."""
         self._closed = True
@@ -253,3 +316,15 @@ class StoreJournal:
     def _read_now(self, query: Callable[[Connection], T]) -> T:
         with self._database.read() as connection:
             return query(connection)
+
+
+def _newest(connection: Connection, run: Run) -> Run:
+    """The run as one of what is published of its workflow now."""
+    live = load_live(connection, run.project, run.kind, run.slug)
+    if live is None:
+        raise NotFound(
+            f"the {run.kind} {run.slug!r} is not published any more, or inactive, so that no run of it can be started: "
+            f"agentmesh publish {run.kind} {run.slug}",
+            code="not-published",
+        )
+    return replace(run, publication=live.id, version=live.version, definition_hash=live.closure_hash)

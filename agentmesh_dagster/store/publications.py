@@ -19,6 +19,25 @@ from agentmesh_dagster.store.tables import definitions, publication_members, pub
 _LOG_COLUMNS = tuple(column for column in publications.columns if column.name not in ("closure", "exact"))
 
 
+def load_live(
+    connection: Connection, project: str, kind: str, slug: str, at: int | None = None
+) -> Publication | None:
+    """The live row of one definition with its closure; None where none is."""
+    row = _newest_row(connection, project, kind, slug, at)
+    if row is None or row["action"] != "publish":
+        return None
+    is_offered = connection.execute(
+        select(definitions.c.id).where(
+            definitions.c.project == project,
+            definitions.c.kind == kind,
+            definitions.c.slug == slug,
+            definitions.c.is_active,
+            definitions.c.archived_at.is_(None),
+        )
+    ).first()
+    return _record(row) if is_offered is not None else None
+
+
 class Publications:
     """Publishes. Within a project numbers grow in the order in which the rows became visible."""
 
@@ -165,19 +184,7 @@ class Publications:
     def live_one(self, project: str, kind: str, slug: str, at: int | None = None) -> Publication | None:
         """The live row of one definition with its closure, by the rule of `live`; None where none is."""
         with self._database.read() as connection:
-            row = _newest_row(connection, project, kind, slug, at)
-            if row is None or row["action"] != "publish":
-                return None
-            is_offered = connection.execute(
-                select(definitions.c.id).where(
-                    definitions.c.project == project,
-                    definitions.c.kind == kind,
-                    definitions.c.slug == slug,
-                    definitions.c.is_active,
-                    definitions.c.archived_at.is_(None),
-                )
-            ).first()
-            return _record(row) if is_offered is not None else None
+            return load_live(connection, project, kind, slug, at)
 
     def log(
         self, project: str, kind: str | None = None, slug: str | None = None, *, limit: int | None = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, func, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, func, insert, or_, select, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound, RunRefused
 from agentmesh_dagster.records import Claim, Event, Json, Lease, Run, RunStatus, StepStatus
 from agentmesh_dagster.store.claims import bind_claim, give_back
+from agentmesh_dagster.store.endings import announce_ending, counted_ending, ends_waits, is_run_timeout
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.exact import exact_text
+from agentmesh_dagster.store.inserts import CompiledInsert
 from agentmesh_dagster.store.run_rows import (
     RUN_JSON,
     insert_events,
@@ -26,7 +29,6 @@ from agentmesh_dagster.store.run_rows import (
 from agentmesh_dagster.store.tables import dagster_runs, leases, runs, steps
 from agentmesh_dagster.store.wait_changes import close_waits_of_run, reopen_waits
 
-_ENDS_WAITS: Final = (RunStatus.CANCELED, RunStatus.SUCCEEDED)
 # A further Dagster run that comes to such a run without a claim is a retry that Dagster made.
 _CUT_OFF: Final = (RunStatus.FAILED.value, RunStatus.RUNNING.value)
 
@@ -34,6 +36,7 @@ _CUT_OFF: Final = (RunStatus.FAILED.value, RunStatus.RUNNING.value)
 def move_run(
     connection: Connection,
     database: Database,
+    clock: Clock,
     run_id: str,
     status: RunStatus,
     *,
@@ -46,13 +49,15 @@ def move_run(
 ) -> bool:
     """Moves a run to a status by compare-and-set, with its events.
 
-    A final status sets `finished_at`, `duration_ms`, output and error; `waiting` sets `suspended_at` and the keys of
-    the steps that wait. What is open in a run that succeeded or was canceled is closed with it; the waits of a failed
-    run stay open.
+    A final status sets `finished_at`, `duration_ms`, output and error, and counts one more ending; `waiting` sets
+    `suspended_at` and the keys of the steps that wait. What is open in a run that succeeded, was canceled or ran out of
+    time is closed with it; the waits of another failed run stay open. The end of a run that another run started answers
+    those who wait for it.
 
     Args:
         connection: In a transaction that writes.
         database: The connection's database.
+        clock: Gives the ids of events, and the moment of what follows from an end.
         run_id: The run.
         status: Where it goes.
         expected: The statuses from which it may.
@@ -68,6 +73,7 @@ def move_run(
     Raises:
         NotFound: The run is not stored.
         RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
+        RunsBusy: Other transactions have locked runs that wait for this end: roll back, lock all, and move it again.
     """
     row = (
         connection.execute(select(runs).where(runs.c.id == run_id).with_for_update(key_share=True))
@@ -88,6 +94,7 @@ def move_run(
             duration_ms=max(0, round((at - begun).total_seconds() * 1000)),
             output=output,
             error=error,
+            **counted_ending(row, status),
         )
         if not database.is_sqlite:
             kept = restored(row, RUN_JSON)
@@ -106,9 +113,11 @@ def move_run(
         give_back(connection, row["claim_id"])
         values.update(claim_id=None, claimed_at=None, claim_misses=0)
     connection.execute(update(runs).where(runs.c.id == run_id).values(**values))
-    if status in _ENDS_WAITS:
+    if ends_waits(status, error):
         close_waits_of_run(connection, run_id, at)
     insert_events(connection, database, records)
+    if status.is_final:
+        announce_ending(connection, database, clock, row)
     return True
 
 
@@ -144,16 +153,16 @@ def bind_run(
     if owner is None:
         _add_dagster_run(connection, run.id, dagster_run_id, now)
         insert_events(connection, database, records)
-    if not is_new:
-        changed = _reopened(row, run, now, by_further=owner is None)
-        if owner is None:
-            changed.update(_continued(connection, row, claim))
+        if not is_new:
+            changed = _continued(connection, row, run, claim, dagster_run_id, now)
+    elif row["status"] == RunStatus.PENDING.value:
+        changed = _begun(run, now)
     if changed:
         if not database.is_sqlite and "output" in changed:
             kept = restored(row, RUN_JSON)
             changed["exact"] = exact_text({**kept, "output": None, "error": None})
         connection.execute(update(runs).where(runs.c.id == run.id).values(**changed))
-        if row["status"] == RunStatus.CANCELED.value and "status" in changed:
+        if "output" in changed:
             reopen_waits(connection, database, clock, run.id)
     changed_row = connection.execute(select(runs).where(runs.c.id == run.id)).mappings().one()
     return load_runs(connection, [changed_row])[0]
@@ -170,46 +179,110 @@ def _add_dagster_run(connection: Connection, run_id: str, dagster_run_id: str, n
     )
 
 
-def _continued(connection: Connection, row: RowMapping, claim: Claim | None) -> dict[str, Any]:
-    """What a further Dagster run changes in a run's claim and its retries."""
+def _continued(
+    connection: Connection,
+    row: RowMapping,
+    run: Run,
+    claim: Claim | None,
+    dagster_run_id: str,
+    now: datetime,
+) -> dict[str, Any]:
+    """What a further Dagster run changes in a stored run: its claim and retries, its status, its time."""
+    changed: dict[str, Any] = {"claim_id": None, "claimed_at": None, "claim_misses": 0}
+    if claim is not None and claim.reason == "finalize":
+        # It comes after the end, which stays as it is.
+        return changed
     if claim is None:
         if row["claim_id"] is not None:
             give_back(connection, row["claim_id"])
         is_retry = row["status"] in _CUT_OFF
     else:
         is_retry = claim.reason == "retry"
-    return {
-        "claim_id": None,
-        "claimed_at": None,
-        "claim_misses": 0,
-        "by_claim": claim is not None,
-        "retries_left": max(0, row["retries_left"] - is_retry),
-    }
-
-
-def _reopened(row: RowMapping, run: Run, now: datetime, *, by_further: bool) -> dict[str, Any]:
-    """What changes in a stored run when a Dagster run is bound to it: a further one, or one that is bound already."""
+    changed.update(by_claim=claim is not None, retries_left=max(0, row["retries_left"] - is_retry))
     status = RunStatus(row["status"])
     if status is RunStatus.PENDING:
-        if run.status is RunStatus.PENDING:
-            return {}
-        return {"status": run.status.value, "started_at": run.started_at or now}
-    if status is RunStatus.RUNNING or not by_further:
-        return {}
-    changed: dict[str, Any] = {"status": RunStatus.RUNNING.value, "resumed_at": now, "suspended_steps": []}
+        begins = replace(run, status=RunStatus.RUNNING) if claim is not None else run
+        return changed | _begun(begins, now)
+    changed.update(
+        status=RunStatus.RUNNING.value,
+        resumed_at=now,
+        worked_ms=row["worked_ms"] + _stretch_ms(connection, row, dagster_run_id, now),
+        cut_off_at=None,
+    )
+    if is_run_timeout(row["error"]):
+        # Who retries a run whose time was over gives it its time anew: nothing else could.
+        changed["worked_ms"] = 0
+        if row["deadline_at"] is not None:
+            changed["deadline_at"] = now + (row["deadline_at"] - (row["started_at"] or row["created_at"]))
+    if status is not RunStatus.RUNNING:
+        changed["suspended_steps"] = []
     if status.is_final:
         changed.update(finished_at=None, duration_ms=None, output=None, error=None)
     return changed
 
 
-def take_lease(connection: Connection, database: Database, lease: Lease, now: datetime) -> bool:
-    """Takes or renews a lease; False where another Dagster run's has not expired at `now`."""
-    values = database.insert(leases).values(
-        run_id=lease.run_id, dagster_run_id=lease.dagster_run_id, expires_at=lease.expires_at
+def _begun(run: Run, now: datetime) -> dict[str, Any]:
+    """What changes in a stored `pending` run when a Dagster run brings it with a status of its own."""
+    if run.status is RunStatus.PENDING:
+        return {}
+    return {"status": run.status.value, "started_at": run.started_at or now}
+
+
+def _stretch_ms(connection: Connection, row: RowMapping, dagster_run_id: str, now: datetime) -> int:
+    """How long the Dagster run before this one worked: until it ended, or could no longer renew its lease."""
+    begun: datetime | None = row["resumed_at"] or row["started_at"]
+    if begun is None:
+        return 0
+    others = select(leases.c.expires_at).where(
+        leases.c.run_id == row["id"], leases.c.dagster_run_id != dagster_run_id
     )
-    taken = values.on_conflict_do_update(
+    ended = row["suspended_at"] if row["status"] == RunStatus.WAITING.value else row["finished_at"]
+    moments: list[datetime | None] = [
+        now,
+        ended,
+        row["cut_off_at"],
+        connection.execute(others).scalar(),
+    ]
+    until = min(moment for moment in moments if moment is not None)
+    return max(0, round((until - begun).total_seconds() * 1000))
+
+
+_TAKEN_AT: Final = bindparam("taken_at", type_=leases.c.expires_at.type)
+_TAKE_LEASE: Final = CompiledInsert(
+    leases,
+    ["run_id", "dagster_run_id", "expires_at"],
+    lambda insert: insert.on_conflict_do_update(
         index_elements=["run_id"],
-        set_={"dagster_run_id": values.excluded.dagster_run_id, "expires_at": values.excluded.expires_at},
-        where=or_(leases.c.dagster_run_id == lease.dagster_run_id, leases.c.expires_at <= now),
-    )
-    return connection.execute(taken).rowcount == 1
+        set_={"dagster_run_id": insert.excluded.dagster_run_id, "expires_at": insert.excluded.expires_at},
+        where=or_(
+            leases.c.dagster_run_id == insert.excluded.dagster_run_id, leases.c.expires_at <= _TAKEN_AT
+        ),
+    ),
+)
+
+
+def take_lease(connection: Connection, database: Database, lease: Lease, now: datetime) -> bool:
+    """Takes or renews a lease; False where another Dagster run's has not expired at `now`.
+
+    When the lease of a worker that is gone ran out, is kept with its run. The caller has locked the run.
+    """
+    cut_off = connection.execute(
+        select(leases.c.expires_at).where(
+            leases.c.run_id == lease.run_id,
+            leases.c.dagster_run_id != lease.dagster_run_id,
+            leases.c.expires_at <= now,
+        )
+    ).scalar()
+    if cut_off is not None:
+        connection.execute(
+            update(runs)
+            .where(runs.c.id == lease.run_id, runs.c.cut_off_at.is_(None))
+            .values(cut_off_at=cut_off)
+        )
+    values = {
+        "run_id": lease.run_id,
+        "dagster_run_id": lease.dagster_run_id,
+        "expires_at": lease.expires_at,
+        "taken_at": now,
+    }
+    return connection.execute(_TAKE_LEASE.of(database).bindparams(_TAKEN_AT), values).rowcount == 1

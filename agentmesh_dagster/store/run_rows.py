@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import BindParameter, Connection, RowMapping, ScalarSelect, func, select
 
-from agentmesh_dagster.errors import NotFound, RunRefused
+from agentmesh_dagster.errors import NotFound, RunRefused, StoreError
 from agentmesh_dagster.records import Event, Run, RunSource, RunStatus, Step, StepStatus
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.exact import exact_text, exact_values
+from agentmesh_dagster.store.inserts import CompiledInsert
 from agentmesh_dagster.store.tables import dagster_runs, events, runs
+
+MAX_LOCKINGS: Final = 10
+"""How often a transaction that found runs locked is begun anew."""
 
 RUN_JSON = ("input", "request_context", "output", "error")
 STEP_JSON = ("input", "output", "error", "routing_decision")
@@ -60,6 +64,18 @@ def event_record(row: RowMapping) -> Event:
     )
 
 
+_INSERT_RUN: Final = CompiledInsert(
+    runs,
+    [*_RUN_FIELDS, "created_at", "exact"],
+    lambda insert: insert.on_conflict_do_nothing(index_elements=["id"]),
+)
+_INSERT_EVENT: Final = CompiledInsert(
+    events,
+    [column.name for column in events.columns if column.name != "seq"],
+    lambda insert: insert.on_conflict_do_nothing(index_elements=["id"]),
+)
+
+
 def insert_run(connection: Connection, database: Database, run: Run, created_at: datetime) -> bool:
     """Adds the row of a run, without its Dagster runs.
 
@@ -74,25 +90,27 @@ def insert_run(connection: Connection, database: Database, run: Run, created_at:
         created_at=created_at,
         exact=None if database.is_sqlite else exact_text({name: values[name] for name in RUN_JSON}),
     )
-    result = connection.execute(
-        database.insert(runs).values(**values).on_conflict_do_nothing(index_elements=["id"])
-    )
-    return result.rowcount == 1
+    return connection.execute(_INSERT_RUN.of(database), values).rowcount == 1
 
 
 def load_runs(connection: Connection, rows: Sequence[RowMapping]) -> list[Run]:
     """The records of rows of `runs`."""
-    ids = [row["id"] for row in rows]
-    bound: dict[str, list[str]] = {run_id: [] for run_id in ids}
-    for start in range(0, len(ids), 500):
+    bound = dagster_runs_of(connection, [row["id"] for row in rows])
+    return [run_record(row, bound[row["id"]]) for row in rows]
+
+
+def dagster_runs_of(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[str]]:
+    """The Dagster runs of runs, by run and in the order in which they were bound."""
+    bound: dict[str, list[str]] = {run_id: [] for run_id in run_ids}
+    for start in range(0, len(run_ids), 500):
         query = (
             select(dagster_runs.c.run_id, dagster_runs.c.dagster_run_id)
-            .where(dagster_runs.c.run_id.in_(ids[start : start + 500]))
+            .where(dagster_runs.c.run_id.in_(run_ids[start : start + 500]))
             .order_by(dagster_runs.c.run_id, dagster_runs.c.ordinal)
         )
         for run_id, dagster_run_id in connection.execute(query):
             bound[run_id].append(dagster_run_id)
-    return [run_record(row, bound[row["id"]]) for row in rows]
+    return bound
 
 
 def load_run(connection: Connection, run_id: str) -> Run | None:
@@ -117,7 +135,7 @@ def insert_events(connection: Connection, database: Database, records: Sequence[
             }
             for event in records
         ]
-        connection.execute(database.insert(events).on_conflict_do_nothing(index_elements=["id"]), rows)
+        connection.execute(_INSERT_EVENT.of(database), rows)
 
 
 def lock_runs(connection: Connection, run_ids: Collection[str]) -> set[str]:
@@ -132,6 +150,33 @@ def lock_runs(connection: Connection, run_ids: Collection[str]) -> set[str]:
         select(runs.c.id).where(runs.c.id.in_(run_ids)).order_by(runs.c.id).with_for_update(key_share=True)
     )
     return set(connection.execute(query).scalars())
+
+
+class RunsBusy(Exception):
+    """Further runs that a transaction needs are locked by others: it rolls back, and locks all of them first."""
+
+    def __init__(self, run_ids: Collection[str]) -> None:
+        super().__init__(f"runs are locked: {sorted(run_ids)}")
+        self.run_ids = frozenset(run_ids)
+
+
+def lock_at_once(connection: Connection, run_ids: Collection[str]) -> None:
+    """Locks further runs in a transaction that has locked some, without waiting: so nobody waits in a circle.
+
+    Raises:
+        RunsBusy: Another transaction has locked one of them.
+    """
+    query = select(runs.c.id).where(runs.c.id.in_(run_ids)).with_for_update(key_share=True, skip_locked=True)
+    if set(run_ids) - set(connection.execute(query).scalars()):
+        raise RunsBusy(run_ids)
+
+
+def still_busy(run_id: str) -> StoreError:
+    """The error of a run whose end was not written, after `MAX_LOCKINGS` attempts to lock what waits for it."""
+    return StoreError(
+        f"the end of run {run_id!r} was not written: new runs that wait for it keep coming; try again",
+        code="conflict",
+    )
 
 
 def require_runs(connection: Connection, run_ids: Collection[str]) -> None:

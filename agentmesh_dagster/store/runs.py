@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import RowMapping, and_, delete, func, not_, or_, select, update
+from sqlalchemy import RowMapping, and_, delete, not_, or_, select, text, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound
@@ -17,39 +16,24 @@ from agentmesh_dagster.records import Event, Json, Lease, Run, RunSource, RunSta
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.run_changes import move_run
 from agentmesh_dagster.store.run_rows import (
+    MAX_LOCKINGS,
     OPEN_STATUSES,
+    RunsBusy,
     event_record,
     insert_events,
     load_run,
     load_runs,
+    lock_runs,
     require_runs,
     step_record,
+    still_busy,
 )
-from agentmesh_dagster.store.tables import dagster_runs, events, leases, runs, steps
+from agentmesh_dagster.store.run_stats import RunStats, load_stats
+from agentmesh_dagster.store.tables import OVERDUE_RUNS, dagster_runs, events, leases, runs, steps
 
 _STILL: Final = tuple(status.value for status in RunStatus if status.is_final or status is RunStatus.WAITING)
 
 _WORKED_ON: Final = (RunStatus.PENDING.value, RunStatus.RUNNING.value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunStats:
-    """What the runs of a definition came to."""
-
-    runs: int
-    by_status: dict[str, int] = field(default_factory=dict[str, int])
-    """How many runs stand in each status; statuses without runs are left out."""
-    success_rate: float | None = None
-    """Succeeded among succeeded and failed, from 0 to 1; None before the first of them."""
-    mean_duration_ms: float | None = None
-    """Over succeeded, failed and canceled runs."""
-    p95_duration_ms: int | None = None
-    """95 of 100 such runs took no longer (nearest rank)."""
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float = 0.0
-    last_run_id: str | None = None
-    last_run_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +113,22 @@ class Runs:
         with self._database.read() as connection:
             return load_runs(connection, connection.execute(query).mappings().all())
 
+    def children(self, run_id: str) -> builtins.list[Run]:
+        """The runs that a run started, in the order in which it did; not those that these started."""
+        query = select(runs).where(runs.c.parent_run_id == run_id).order_by(runs.c.created_at, runs.c.id)
+        with self._database.read() as connection:
+            return load_runs(connection, connection.execute(query).mappings().all())
+
+    def overdue(self, project: str, now: datetime) -> builtins.list[Run]:
+        """The waiting runs of a project whose time is over (`deadline_at`), the one that was due first comes first."""
+        query = (
+            select(runs)
+            .where(runs.c.project == project, runs.c.deadline_at <= now, text(OVERDUE_RUNS))
+            .order_by(runs.c.deadline_at, runs.c.id)
+        )
+        with self._database.read() as connection:
+            return load_runs(connection, connection.execute(query).mappings().all())
+
     def steps(self, run_id: str) -> builtins.list[Step]:
         """The steps of a run, in the order in which they started; those that never did come last."""
         query = select(steps).where(steps.c.run_id == run_id)
@@ -171,46 +171,8 @@ class Runs:
 
     def stats(self, project: str, kind: str, slug: str) -> RunStats:
         """What the runs of a definition came to, over all its versions."""
-        mine = (runs.c.project == project, runs.c.kind == kind, runs.c.slug == slug)
-        totals = select(
-            runs.c.status,
-            func.count(),
-            func.sum(runs.c.input_tokens),
-            func.sum(runs.c.output_tokens),
-            func.sum(runs.c.cost_usd),
-            func.count(runs.c.duration_ms),
-            func.sum(runs.c.duration_ms),
-        )
         with self._database.read() as connection:
-            groups = connection.execute(totals.where(*mine).group_by(runs.c.status)).all()
-            timed = int(sum(group[5] for group in groups))
-            durations = select(runs.c.duration_ms).where(*mine, runs.c.duration_ms.is_not(None))
-            p95 = (
-                connection.execute(
-                    durations.order_by(runs.c.duration_ms).offset(math.ceil(0.95 * timed) - 1).limit(1)
-                ).scalar()
-                if timed
-                else None
-            )
-            newest = select(runs.c.id, runs.c.created_at).where(*mine)
-            last = connection.execute(
-                newest.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1)
-            ).first()
-        by_status = {group[0]: int(group[1]) for group in groups}
-        succeeded = by_status.get(RunStatus.SUCCEEDED.value, 0)
-        judged = succeeded + by_status.get(RunStatus.FAILED.value, 0)
-        return RunStats(
-            runs=sum(by_status.values()),
-            by_status=by_status,
-            success_rate=succeeded / judged if judged else None,
-            mean_duration_ms=float(sum(group[6] or 0 for group in groups)) / timed if timed else None,
-            p95_duration_ms=p95,
-            input_tokens=int(sum(group[2] for group in groups)),
-            output_tokens=int(sum(group[3] for group in groups)),
-            cost_usd=float(sum(group[4] for group in groups)),
-            last_run_id=None if last is None else last[0],
-            last_run_at=None if last is None else last[1],
-        )
+            return load_stats(connection, project, kind, slug)
 
     def unfinished(self, project: str | None = None) -> builtins.list[UnfinishedRun]:
         """The pending and running runs, the oldest first, with their leases; of all projects where none is named.
@@ -317,6 +279,9 @@ class Runs:
     ) -> bool:
         """Moves a run from one of `from_statuses` to another status, by compare-and-set, with events.
 
+        A run that fails with the error code `run-timeout` closes what is open in it; the end of one that another run
+        started answers those who wait for it.
+
         Args:
             run_id: The run.
             from_statuses: Where it must stand.
@@ -332,18 +297,26 @@ class Runs:
         Raises:
             NotFound: There is no such run (code `no-run`).
         """
-        with self._database.write() as connection:
-            return move_run(
-                connection,
-                self._database,
-                run_id,
-                to,
-                expected=[status.value for status in from_statuses],
-                at=at or self._clock.now(),
-                output=output,
-                error=error,
-                records=events,
-            )
+        run_ids = {run_id}
+        for _ in range(MAX_LOCKINGS):
+            try:
+                with self._database.write() as connection:
+                    lock_runs(connection, run_ids)
+                    return move_run(
+                        connection,
+                        self._database,
+                        self._clock,
+                        run_id,
+                        to,
+                        expected=[status.value for status in from_statuses],
+                        at=at or self._clock.now(),
+                        output=output,
+                        error=error,
+                        records=events,
+                    )
+            except RunsBusy as busy:
+                run_ids |= busy.run_ids
+        raise still_busy(run_id)
 
     def add_events(self, records: Sequence[Event]) -> None:
         """Appends events; one whose id is stored already is left out.

@@ -33,9 +33,12 @@ from agentmesh_dagster.store.columns import JsonColumn, UtcDateTime
 __all__ = [
     "KEPT_EVENTS",
     "OPEN_EVENT_WAITS",
+    "OVERDUE_RUNS",
     "READY_WAITS",
     "RETRIED_RUNS",
     "REVISIONS",
+    "STARTING_RUNS",
+    "UNFINALIZED_RUNS",
     "audit",
     "claims",
     "dagster_runs",
@@ -56,7 +59,7 @@ __all__ = [
     "waits",
 ]
 
-REVISIONS: Final = ("0001", "0002")
+REVISIONS: Final = ("0001", "0002", "0003")
 """The schema's revisions, oldest first; the last one is what this code works on."""
 
 # SQLite takes a partial index only where a query repeats its condition word for word: each stands here once.
@@ -65,6 +68,12 @@ READY_WAITS: Final = "ready_at IS NOT NULL"
 OPEN_EVENT_WAITS: Final = "status = 'open' AND kind = 'event'"
 RETRIED_RUNS: Final = "status = 'failed' AND by_claim AND retries_left > 0"
 """Failed runs that AgentMesh itself retries: Dagster never retries a Dagster run that came by a claim."""
+STARTING_RUNS: Final = "status = 'pending' AND parent_run_id IS NOT NULL"
+"""Runs that another run started, and that have not begun."""
+UNFINALIZED_RUNS: Final = "finalized < endings AND status IN ('succeeded', 'failed', 'canceled')"
+"""Ended runs whose `on_failure` or `finally` is still to be run; a failed one of them may yet be retried."""
+OVERDUE_RUNS: Final = "status = 'waiting' AND deadline_at IS NOT NULL"
+"""Waiting runs that fail when their time is over."""
 KEPT_EVENTS: Final = "is_kept"
 
 runs = Table(
@@ -110,6 +119,13 @@ runs = Table(
     Column("claim_id", Text),
     Column("claimed_at", UtcDateTime),
     Column("claim_misses", Integer, nullable=False, server_default=text("0")),
+    Column("worked_ms", BigInteger, nullable=False, server_default=text("0")),
+    # When the lease of a worker ran out that another one has taken over since: its work ended then at the latest.
+    Column("cut_off_at", UtcDateTime),
+    Column("deadline_at", UtcDateTime),
+    Column("finalizers", Text, nullable=False, server_default=text("''")),
+    Column("endings", Integer, nullable=False, server_default=text("0")),
+    Column("finalized", Integer, nullable=False, server_default=text("0")),
 )
 Index("ix_runs_project_kind_slug_created_at", runs.c.project, runs.c.kind, runs.c.slug, runs.c.created_at)
 Index("ix_runs_project_created_at", runs.c.project, runs.c.created_at)
@@ -120,6 +136,25 @@ Index(
     runs.c.project,
     sqlite_where=text(RETRIED_RUNS),
     postgresql_where=text(RETRIED_RUNS),
+)
+Index(
+    "ix_runs_project_starting",
+    runs.c.project,
+    sqlite_where=text(STARTING_RUNS),
+    postgresql_where=text(STARTING_RUNS),
+)
+Index(
+    "ix_runs_project_unfinalized",
+    runs.c.project,
+    sqlite_where=text(UNFINALIZED_RUNS),
+    postgresql_where=text(UNFINALIZED_RUNS),
+)
+Index(
+    "ix_runs_project_deadline_at",
+    runs.c.project,
+    runs.c.deadline_at,
+    sqlite_where=text(OVERDUE_RUNS),
+    postgresql_where=text(OVERDUE_RUNS),
 )
 
 dagster_runs = Table(
@@ -203,6 +238,8 @@ claims = Table(
     Column("made_at", UtcDateTime, nullable=False),
     Column("dagster_run_id", Text),
     Column("is_current", Boolean, nullable=False),
+    # Of a claim to finalize: which ending of the run.
+    Column("ending", Integer),
 )
 Index("ix_claims_run_id", claims.c.run_id)
 

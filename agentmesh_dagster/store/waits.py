@@ -24,7 +24,7 @@ from agentmesh_dagster.specs.decisions import (
 from agentmesh_dagster.store.audit import write_audit
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.groups import load_groups
-from agentmesh_dagster.store.inbox import delete_expired, send_event
+from agentmesh_dagster.store.inbox import delete_expired, refuse_reserved, send_event
 from agentmesh_dagster.store.run_rows import insert_events, lock_runs
 from agentmesh_dagster.store.settling import settle_due
 from agentmesh_dagster.store.tables import inbox, waits
@@ -156,10 +156,12 @@ class Waits:
             keep_s: How long it is kept, in seconds; 0: not at all.
 
         Raises:
+            ApprovalError: The name is of the events that AgentMesh sends itself (code `reserved-event`).
             NotFound: There is no such project (code `no-project`).
             StoreError: 1,000 events of that name are kept already (code `events-full`), or the name, key or id cannot
                 be one (`bad-event`, `nul-character`), or the data is not JSON (`not-json`).
         """
+        refuse_reserved(name)
         return send_event(
             self._database,
             self._clock,

@@ -6,18 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from agentmesh_dagster.constants import KINDS
 from agentmesh_dagster.records import Json
-from agentmesh_dagster.specs.base import MarkedField, SpecModel
-from agentmesh_dagster.specs.documents import (
-    Document,
-    EdgeSpec,
-    NodeSpec,
-    document_model,
-)
-from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object, raw_marks
+from agentmesh_dagster.specs.base import SpecModel
+from agentmesh_dagster.specs.documents import Document, document_model
+from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
 from agentmesh_dagster.specs.names import job_name
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.normalize import Normalized, normalize
@@ -25,6 +20,7 @@ from agentmesh_dagster.specs.notify import BUILTIN_NOTIFY_CONFIGS, NotifyConfig
 from agentmesh_dagster.specs.problems import Problem, suggestion
 from agentmesh_dagster.specs.resolve import DocumentLibrary, Library, check_references
 from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
+from agentmesh_dagster.validation.container_rules import container_problems
 from agentmesh_dagster.validation.document_rules import (
     input_schema_problems,
     known_type,
@@ -40,11 +36,14 @@ from agentmesh_dagster.validation.expression_rules import (
     workflow_expression_problems,
 )
 from agentmesh_dagster.validation.gate_rules import approval_problems, gate_problems, notify_problems
-from agentmesh_dagster.validation.graph_rules import graph_problems
 from agentmesh_dagster.validation.mapping_rules import mapping_problems
 from agentmesh_dagster.validation.prudence_rules import prudence_problems, unused_problems
+from agentmesh_dagster.validation.raw_bodies import hollow, level_counts
+from agentmesh_dagster.validation.read_view import Reading
 from agentmesh_dagster.validation.shape import checked, json_problems
-from agentmesh_dagster.validation.view import EdgeView, NodeView, WorkflowView
+from agentmesh_dagster.validation.state_rules import state_problems
+from agentmesh_dagster.validation.view import WorkflowView
+from agentmesh_dagster.validation.walk import levels_of
 
 MAX_NODES: Final = 2_000
 MAX_EDGES: Final = 10_000
@@ -154,162 +153,87 @@ def _in_order(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _all_problems(kind: str, raw: JsonObject, context: _Context) -> list[Problem]:
-    problems: list[Problem] = []
+    reading = Reading(context.node_configs)
+    problems, marks = reading.problems, reading.marks
     model = document_model(kind)
-    shape = dict(raw)
+    shape = raw
     if kind == "workflow":
-        nodes, edges = as_list(raw.get("nodes")), as_list(raw.get("edges"))
-        for name, items, limit in (("nodes", nodes, MAX_NODES), ("edges", edges, MAX_EDGES)):
-            if items is not None and len(items) > limit:
-                message = f"There are {len(items)} {name}, and at most {limit} are allowed"
-                problems.append(
-                    Problem.of(f"too-many-{name}", name, message, "Divide the work among several workflows")
-                )
+        problems += _too_large(raw, context)
         if problems:
             return problems
         # Nodes and edges are checked one by one.
-        shape |= {name: [] for name, items in (("nodes", nodes), ("edges", edges)) if items is not None}
+        none: list[Json] = []
+        shape = hollow(model, raw)
+        shape |= {name: none for name in ("nodes", "edges") if as_list(raw.get(name)) is not None}
     checked(model, shape, "", problems)
     problems += slug_problems(kind, raw.get("slug"))
-    marks: dict[str, MarkedField] = {}
-    _collect(marks, model, shape, "")
+    reading.collect(model, shape, "")
     problems += unused_problems(kind, raw)
     if kind in ("workflow", "tool"):
         problems += input_schema_problems(raw)
     if kind == "agent":
         problems += agent_expression_problems(raw, context.secrets_known)
     if kind == "tool":
-        problems += _tool_problems(raw, context, marks)
-    view = _view(raw, context, problems, marks) if kind == "workflow" else None
+        problems += _tool_problems(raw, context, reading)
+    view = reading.workflow(raw) if kind == "workflow" else None
     problems += schema_problems(marks)
     problems += reference_problems(marks)
     if view is not None:
-        facts = graph_problems(view, problems)
-        problems += workflow_expression_problems(view, facts, context.secrets_known)
-        problems += gate_problems(view)
-        problems += _told(view, context)
-        if context.library is not None:
-            problems += mapping_problems(view, context.library)
-        problems += prudence_problems(view, facts, context.library)
+        problems += _workflow_problems(view, context)
     if context.library is not None and any(problem.severity == "error" for problem in problems):
         # A right document is followed through all that it reaches.
         problems += missing_references(marks, context.library, f"{kind}/{raw.get('slug')}")
     return problems
 
 
-def _collect(marks: dict[str, MarkedField], model: type[BaseModel], raw: JsonObject, path: str) -> None:
-    for marked in raw_marks(model, raw, path):
-        marks[marked.path] = marked
+def _too_large(raw: JsonObject, context: _Context) -> Iterator[Problem]:
+    there = level_counts(raw, context.node_configs)
+    for name, limit in (("nodes", MAX_NODES), ("edges", MAX_EDGES)):
+        if there[name] > limit:
+            own = as_list(raw.get(name)) or ()
+            inner = "" if len(own) == there[name] else ", with those in bodies"
+            message = f"There are {there[name]} {name}{inner}, and at most {limit} are allowed"
+            yield Problem.of(f"too-many-{name}", name, message, "Divide the work among several workflows")
 
 
-def _tool_problems(raw: JsonObject, context: _Context, marks: dict[str, MarkedField]) -> Iterator[Problem]:
+def _workflow_problems(view: WorkflowView, context: _Context) -> list[Problem]:
+    """Problems of a workflow besides those of its parts' shapes."""
+    problems: list[Problem] = []
+    levels = levels_of(view, problems)
+    problems += workflow_expression_problems(view, levels, context.secrets_known)
+    problems += gate_problems(view)
+    problems += _told(view, context)
+    problems += container_problems(view, levels, context.library)
+    problems += state_problems(view, levels)
+    if context.library is not None:
+        problems += mapping_problems(view, levels, context.library)
+    problems += prudence_problems(view, levels, context.library)
+    return problems
+
+
+def _tool_problems(raw: JsonObject, context: _Context, reading: Reading) -> list[Problem]:
+    problems: list[Problem] = []
     config_type: type[SpecModel] | None = None
     kind = raw.get("type")
     if isinstance(kind, str):
-        yield from known_type("tool-type-unknown", "type", "tool", kind, context.tool_configs)
+        problems += known_type("tool-type-unknown", "type", "tool", kind, context.tool_configs)
         config_type = context.tool_configs.get(kind)
     config = as_object(raw.get("config", {}))
     if config_type is not None and config is not None:
-        problems: list[Problem] = []
         checked(config_type, config, "config", problems)
-        yield from problems
-        _collect(marks, config_type, config, "config")
-    yield from tool_expression_problems(raw, config_type, context.secrets_known)
-    yield from approval_problems(raw)
+        reading.collect(config_type, config, "config")
+    problems += tool_expression_problems(raw, config_type, context.secrets_known)
+    problems += approval_problems(raw)
+    return problems
 
 
 def _told(view: WorkflowView, context: _Context) -> Iterator[Problem]:
     """Problems of those who are told of approvals."""
-    for node in view.all_nodes:
+    for node in view.every_node():
         for model, raw, path, problems in notify_problems(node, context.notify_configs):
             yield from problems
             if model is not None:
                 yield from notify_expression_problems(model, raw, path, context.secrets_known)
-
-
-def _view(
-    raw: JsonObject, context: _Context, problems: list[Problem], marks: dict[str, MarkedField]
-) -> WorkflowView:
-    nodes: list[NodeView] = []
-    is_complete = isinstance(raw.get("nodes"), list)
-    for index, value in enumerate(as_list(raw.get("nodes")) or []):
-        node = _node(index, value, context, problems, marks)
-        if node is not None:
-            nodes.append(node)
-        is_complete = is_complete and node is not None and node.config_type is not None
-    edges: list[EdgeView] = []
-    given = as_list(raw.get("edges"))
-    for index, value in enumerate(given or []):
-        edge = _edge(index, value, problems)
-        if edge is not None:
-            edges.append(edge)
-    settings = as_object(raw.get("settings")) or {}
-    return WorkflowView(
-        raw=raw,
-        all_nodes=tuple(nodes),
-        edges=tuple(edges),
-        is_complete=is_complete,
-        has_edges=given is not None and len(edges) == len(given),
-        input_schema=as_object(raw.get("input_schema", {"type": "object"})),
-        state_schema=as_object(raw.get("state_schema")),
-        has_node_timeout=settings.get("node_timeout_s") is not None,
-    )
-
-
-def _node(
-    index: int, value: Json, context: _Context, problems: list[Problem], marks: dict[str, MarkedField]
-) -> NodeView | None:
-    path = f"nodes[{index}]"
-    raw = as_object(value)
-    if raw is None:
-        problems.append(
-            Problem.of("field-invalid", path, "A node must be an object", "Write {id: ..., type: ...}")
-        )
-        return None
-    spec, _ = checked(NodeSpec, raw, path, problems)
-    _collect(marks, NodeSpec, raw, path)
-    kind = raw["type"] if isinstance(raw.get("type"), str) else None
-    config_type = context.node_configs.get(kind) if kind is not None else None
-    if kind is not None:
-        problems += known_type("node-type-unknown", f"{path}.type", "node", kind, context.node_configs)
-    config: NodeConfig | None = None
-    given = as_object(raw.get("config", {}))
-    if config_type is not None and given is not None:
-        found, wrong = checked(config_type, given, f"{path}.config", problems)
-        # Of a config with a wrong field the handles are not known.
-        config = None if wrong & _handle_fields(config_type) else found
-        _collect(marks, config_type, given, f"{path}.config")
-    if not isinstance(raw.get("id"), str):
-        return None
-    return NodeView(
-        index=index, id=raw["id"], type=kind, raw=raw, spec=spec, config_type=config_type, config=config
-    )
-
-
-def _handle_fields(config_type: type[NodeConfig]) -> frozenset[str]:
-    """Fields on which handles may depend: those of types that have named handles."""
-    if config_type.handles is NodeConfig.handles:
-        return frozenset()
-    return frozenset(config_type.model_fields)
-
-
-def _edge(index: int, value: Json, problems: list[Problem]) -> EdgeView | None:
-    path = f"edges[{index}]"
-    raw = as_object(value)
-    if raw is None:
-        problems.append(
-            Problem.of("field-invalid", path, "An edge must be an object", "Write {source: ..., target: ...}")
-        )
-        return None
-    checked(EdgeSpec, raw, path, problems)
-    source, target, handle = (raw.get(k) for k in ("source", "target", "source_handle"))
-    return EdgeView(
-        index=index,
-        source=source if isinstance(source, str) else None,
-        target=target if isinstance(target, str) else None,
-        handle=handle if isinstance(handle, str) else None,
-        raw=raw,
-    )
 
 
 def validate_set(documents: Sequence[Json]) -> list[tuple[Problem, ...]]:

@@ -21,13 +21,15 @@ from agentmesh_dagster.validation.shape import checked
 from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
 _MAX_WORD: Final = 63
-_NEVER_ASK: Final = frozenset(("start", "end", "transform", "branch", "delay", "webhook"))
-"""Built-in node types at which nobody is ever asked anything."""
+_NEVER_ASK: Final = frozenset(
+    ("start", "end", "transform", "branch", "delay", "webhook", "parallel", "foreach", "loop", "workflow")
+)
+"""Built-in node types at which nobody is ever asked anything; of containers the nodes inside of them may ask."""
 
 
 def gate_problems(view: WorkflowView) -> Iterator[Problem]:
-    """Problems of the human and webhook nodes of a workflow."""
-    for node in view.nodes.values():
+    """Problems of the human and webhook nodes of a workflow, of all its levels."""
+    for node in view.every_node():
         path, config = f"{node.path}.config", node.config
         if isinstance(config, HumanConfig):
             yield from _options(config, path)

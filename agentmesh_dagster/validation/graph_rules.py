@@ -1,52 +1,43 @@
-"""Rules of nodes and edges: names, ends, handles, and that every way leads from the start to an end."""
+"""Rules of nodes and edges: ends, handles, and that every way leads from the start to an end."""
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from agentmesh_dagster.constants import FINISH_OP, HANDLE_ERROR
-from agentmesh_dagster.specs.base import NODE_ID_PATTERN
-from agentmesh_dagster.specs.nodes import BranchConfig
+from agentmesh_dagster.constants import HANDLE_ERROR
+from agentmesh_dagster.specs.nodes import BranchConfig, NodeConfig
 from agentmesh_dagster.specs.problems import Problem, Suggestions, suggestion
+from agentmesh_dagster.validation.level import GraphFacts
 from agentmesh_dagster.validation.reach import Reach
-from agentmesh_dagster.validation.view import EdgeView, NodeView, WorkflowView
+from agentmesh_dagster.validation.view import EdgeView, LevelView, NodeView
 
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SHOWN: Final = 8
 
 
-@dataclass(frozen=True)
-class GraphFacts:
-    """What the rules after these may rely on."""
-
-    reach: Reach
-    uncertain: frozenset[str]
-    """Nodes of which it is not known what runs before them, because an edge or a node there is wrong."""
-
-
-def graph_problems(view: WorkflowView, problems: list[Problem]) -> GraphFacts:
-    """Finds all problems of a workflow's graph; a consequence of one problem is not told as another."""
+def graph_problems(view: LevelView, problems: list[Problem]) -> GraphFacts:
+    """Finds all problems of the graph of one level; a consequence of one problem is not told as another."""
+    is_body = view.path != ""
     nodes = view.nodes
     near = Suggestions(nodes)
-    problems += _node_names(view)
-    problems += _ends(view)
+    problems += _body_ends(view) if is_body else _ends(view)
     sound = _sound_edges(view, near, problems)
     problems += _repeated(view.edges)
     problems += _handles(view)
-    problems += _node_settings(view)
     reach = Reach.of(nodes, ((str(e.source), str(e.target)) for e in sound))
     problems += _cycles(view, reach)
-    numbers = {e.index for e in sound}
-    broken = [e for e in view.edges if e.index not in numbers]
+    problems += _joins(view, sound)
+    places = {e.path for e in sound}
+    broken = [e for e in view.edges if e.path not in places]
     # A name that is nearly a node's is most likely meant for it.
     cut_targets = {name for e in broken if (name := _meant(e.target, nodes, near)) is not None}
     cut_sources = {name for e in broken if (name := _meant(e.source, nodes, near)) is not None}
     if not view.has_edges:
         return GraphFacts(reach, frozenset(nodes))
+    if is_body:
+        # Its roots begin with it, and what nothing comes after ends it.
+        return GraphFacts(reach, frozenset(reach.reached_from(cut_targets)))
     lost = dict(_unreachable(view, reach, cut_targets))
     problems += lost.values()
     problems += _dead_ends(view, reach, cut_sources | set(lost))
@@ -59,45 +50,18 @@ def _meant(name: str | None, nodes: Mapping[str, NodeView], near: Suggestions) -
     return near.nearest(name)
 
 
-def _node_names(view: WorkflowView) -> Iterator[Problem]:
-    by_id: dict[str, NodeView] = {}
-    by_name: dict[str, NodeView] = {}
+def _body_ends(view: LevelView) -> Iterator[Problem]:
     for node in view.all_nodes:
-        path = f"{node.path}.id"
-        if not NODE_ID_PATTERN.match(node.id):
+        if node.is_start or node.is_end:
             yield Problem.of(
-                "node-id-invalid",
-                path,
-                f"The node id {node.id[:80]!r} is not well-formed",
-                "Begin with a letter, then up to 62 letters, digits, '-' or '_', no two '-' or '_' side by side",
-            )
-        first = by_id.setdefault(node.id, node)
-        if first is not node:
-            yield Problem.of(
-                "node-id-duplicate",
-                path,
-                f"{first.path} has the id {node.id!r} already",
-                "Give one of them another id",
-            )
-            continue
-        if node.name == FINISH_OP:
-            yield Problem.of(
-                "node-id-collision",
-                path,
-                f"{node.id!r} is the name of the op that ends every run",
-                "Give the node another id",
-            )
-        same = by_name.setdefault(node.name, node)
-        if same is not node:
-            yield Problem.of(
-                "node-id-collision",
-                path,
-                f"The ids {same.id!r} ({same.path}) and {node.id!r} are both {node.name!r} in expressions",
-                "Rename one of them",
+                "body-start-end",
+                node.path,
+                f"{node.id!r}, of type {node.type!r}, stands in a body",
+                "Remove it: a body begins at the nodes that no edge leads into, and ends at those that none leaves",
             )
 
 
-def _ends(view: WorkflowView) -> Iterator[Problem]:
+def _ends(view: LevelView) -> Iterator[Problem]:
     starts = [node for node in view.all_nodes if node.is_start]
     for extra in starts[1:]:
         yield Problem.of(
@@ -119,7 +83,7 @@ def _ends(view: WorkflowView) -> Iterator[Problem]:
         )
 
 
-def _sound_edges(view: WorkflowView, near: Suggestions, problems: list[Problem]) -> list[EdgeView]:
+def _sound_edges(view: LevelView, near: Suggestions, problems: list[Problem]) -> list[EdgeView]:
     """The edges that begin and end at nodes where edges may."""
     nodes = view.nodes
     sound: list[EdgeView] = []
@@ -142,6 +106,9 @@ def _sound_edges(view: WorkflowView, near: Suggestions, problems: list[Problem])
         if dangling:
             continue
         is_placed = True
+        if view.path:
+            sound.append(edge)  # its start and end nodes are told as such
+            continue
         if nodes[str(edge.target)].is_start:
             is_placed = False
             problems.append(
@@ -183,7 +150,7 @@ def _repeated(edges: Sequence[EdgeView]) -> Iterator[Problem]:
             )
 
 
-def _handles(view: WorkflowView) -> Iterator[Problem]:
+def _handles(view: LevelView) -> Iterator[Problem]:
     leaving: dict[str, list[EdgeView]] = defaultdict(list)
     for edge in view.edges:
         if edge.source is not None:
@@ -192,8 +159,9 @@ def _handles(view: WorkflowView) -> Iterator[Problem]:
         if node.config is None or node.is_end:
             continue
         faulty = not view.has_edges
+        offered = dict.fromkeys(node.config.handles())
         for edge in leaving[node.id]:
-            for problem in _handle_of(node, edge):
+            for problem in _handle_of(node, node.config, edge, offered):
                 faulty = True
                 yield problem
         used = {edge.handle for edge in leaving[node.id]}
@@ -228,12 +196,11 @@ def _routes(node: NodeView) -> bool:
     return node.spec is not None and node.spec.on_error == "route"
 
 
-def _handle_of(node: NodeView, edge: EdgeView) -> Iterator[Problem]:
-    if node.config is None:
-        return
-    offered = node.config.handles()
+def _handle_of(
+    node: NodeView, config: NodeConfig, edge: EdgeView, offered: Collection[str]
+) -> Iterator[Problem]:
     if edge.handle is None:
-        if not node.config.has_default_handle:
+        if not config.has_default_handle:
             yield Problem.of(
                 "handle-missing",
                 edge.path,
@@ -258,35 +225,7 @@ def _handle_of(node: NodeView, edge: EdgeView) -> Iterator[Problem]:
         )
 
 
-def _node_settings(view: WorkflowView) -> Iterator[Problem]:
-    for node in view.all_nodes:
-        keys = node.raw.get("set")
-        if isinstance(keys, dict):
-            for key in keys:  # pyright: ignore[reportUnknownVariableType] - any JSON
-                if isinstance(key, str) and (not _IDENTIFIER.match(key) or key == "last_output"):
-                    yield Problem.of(
-                        "set-key-invalid",
-                        f"{node.path}.set",
-                        f"{key[:80]!r} cannot be written as context.{key[:80]}",
-                        "Use letters, digits and '_', not beginning with a digit; 'last_output' is taken",
-                    )
-        if node.is_start or node.is_end:
-            for name, default in (
-                ("retry", None),
-                ("timeout_s", None),
-                ("on_error", "fail"),
-                ("on_unknown", "human"),
-            ):
-                if node.raw.get(name) not in (None, default):
-                    yield Problem.of(
-                        "setting-without-effect",
-                        f"{node.path}.{name}",
-                        f"{name!r} does nothing on a node of type {node.type!r}",
-                        "Remove it",
-                    )
-
-
-def _cycles(view: WorkflowView, reach: Reach) -> Iterator[Problem]:
+def _cycles(view: LevelView, reach: Reach) -> Iterator[Problem]:
     for cycle in reach.cycles:
         shown = [repr(name) for name in cycle[:_SHOWN]]
         more = ["..."] if len(cycle) > _SHOWN else []
@@ -298,7 +237,29 @@ def _cycles(view: WorkflowView, reach: Reach) -> Iterator[Problem]:
         )
 
 
-def _unreachable(view: WorkflowView, reach: Reach, cut: set[str]) -> Iterator[tuple[str, Problem]]:
+def _joins(view: LevelView, sound: Sequence[EdgeView]) -> Iterator[Problem]:
+    """Joins that wait for more edges than there are."""
+    if not view.has_edges or len(sound) != len(view.edges):
+        return
+    incoming = Counter(edge.target for edge in sound)
+    for node in view.nodes.values():
+        join = node.spec.join if node.spec is not None else "any"
+        if not incoming[node.id] and not view.path and not node.is_start:
+            continue  # that nothing leads to it is told
+        if isinstance(join, int) and join > max(incoming[node.id], 1):
+            yield Problem.of(
+                "join-too-many",
+                f"{node.path}.join",
+                f"{node.id!r} runs when {join} of its edges are live, and {_edges(incoming[node.id])} into it",
+                "Write a smaller number, or 'all', or add an edge",
+            )
+
+
+def _edges(number: int) -> str:
+    return "no edge leads" if number == 0 else "1 edge leads" if number == 1 else f"{number} edges lead"
+
+
+def _unreachable(view: LevelView, reach: Reach, cut: set[str]) -> Iterator[tuple[str, Problem]]:
     """Nodes that nothing leads to; what comes after them is a consequence."""
     if not any(node.is_start for node in view.all_nodes):
         return
@@ -315,7 +276,7 @@ def _unreachable(view: WorkflowView, reach: Reach, cut: set[str]) -> Iterator[tu
             )
 
 
-def _dead_ends(view: WorkflowView, reach: Reach, told: set[str]) -> Iterator[Problem]:
+def _dead_ends(view: LevelView, reach: Reach, told: set[str]) -> Iterator[Problem]:
     """Nodes after which nothing comes; what leads to them alone is a consequence."""
     if not any(node.is_end for node in view.all_nodes):
         return
@@ -332,9 +293,3 @@ def _dead_ends(view: WorkflowView, reach: Reach, told: set[str]) -> Iterator[Pro
                 f"No way leads from {node.id!r} to an end node",
                 "Add an edge out of it",
             )
-
-
-def ungated(view: WorkflowView, reach: Reach, gates: Mapping[str, bool]) -> set[str]:
-    """Nodes that some way reaches from the start without passing a gate."""
-    starts = [node.id for node in view.nodes.values() if node.is_start]
-    return reach.reached_from(starts, through=[name for name in view.nodes if not gates.get(name, False)])

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from agentmesh_dagster.errors import ExpressionError
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs import expressions
-from agentmesh_dagster.specs.base import Reference, marked_fields
 from agentmesh_dagster.specs.documents import ToolSpec, WorkflowSpec
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
-from agentmesh_dagster.specs.nodes import NodeConfig
 from agentmesh_dagster.specs.problems import Problem, child_path, suggestion
 from agentmesh_dagster.specs.resolve import Library
 from agentmesh_dagster.specs.schema import check_schema, fill_and_coerce, is_static_subset, validate_value
 from agentmesh_dagster.specs.slugs import parse_reference
 from agentmesh_dagster.validation.document_rules import joined_path
+from agentmesh_dagster.validation.level import Level
 from agentmesh_dagster.validation.output_schemas import output_schema_of
-from agentmesh_dagster.validation.view import NodeView, WorkflowView
+from agentmesh_dagster.validation.referred import referred
+from agentmesh_dagster.validation.view import BodyView, NodeView, WorkflowView
 
 _OPAQUE: Final = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 
@@ -29,48 +30,62 @@ class _Sources:
     """The schemas of what expressions name."""
 
     input_schema: JsonObject | None
-    outputs: Mapping[str, JsonObject]
+    outputs: ChainMap[str, JsonObject]
+    """By the names of the nodes, the nearest level first."""
 
 
-def mapping_problems(view: WorkflowView, library: Library) -> Iterator[Problem]:
-    """Sure misfits of the mapped inputs of a workflow's nodes."""
-    targets = {node.id: _target(node, library) for node in view.nodes.values()}
-    sources = _Sources(_usable(view.input_schema), dict(_outputs(view, targets)))
-    for node in view.nodes.values():
-        target = targets[node.id]
-        if target is None or node.config is None:
-            continue
-        schema = _usable(target.input_schema)
-        mapped: Json = getattr(node.config, "input", None)
-        if schema is not None and mapped is not None:
-            yield from _misfits(
-                mapped, schema, f"{node.path}.config.input", f"{target.kind} {target.slug!r}", sources
-            )
+def mapping_problems(view: WorkflowView, levels: Sequence[Level], library: Library) -> Iterator[Problem]:
+    """Sure misfits of the mapped inputs of a workflow's nodes and bodies."""
+    found: dict[str, _Sources] = {}
+    for level in levels:
+        targets = {node.id: _target(node, library) for node in level.view.nodes.values()}
+        own = dict(_outputs(level, targets, view.input_schema))
+        if level.parent is None:
+            sources = _Sources(_usable(view.input_schema), ChainMap(own))
+        else:
+            outer = found[level.parent.view.path]
+            sources = _Sources(outer.input_schema, outer.outputs.new_child(own))
+        found[level.view.path] = sources
+        if level.body is not None:
+            yield from _body_misfits(level.body, library, sources)
+        for node in level.view.nodes.values():
+            target = targets[node.id]
+            if target is not None and node.config is not None:
+                mapped: Json = getattr(node.config, "input", None)
+                yield from _mapped(mapped, target, f"{node.path}.config.input", sources)
+
+
+def _body_misfits(body: BodyView, library: Library, sources: _Sources) -> Iterator[Problem]:
+    text: Json = body.raw.get("workflow")
+    reference = parse_reference(text, "workflow") if isinstance(text, str) else None
+    found = library.get("workflow", reference.slug, reference.version) if reference else None
+    if found is not None and isinstance(found.document, WorkflowSpec):
+        yield from _mapped(body.raw.get("input"), found.document, f"{body.path}.input", sources)
+
+
+def _mapped(mapped: Json, target: ToolSpec | WorkflowSpec, path: str, sources: _Sources) -> Iterator[Problem]:
+    schema = _usable(target.input_schema)
+    if schema is not None and mapped is not None:
+        yield from _misfits(mapped, schema, path, f"{target.kind} {target.slug!r}", sources)
 
 
 def _target(node: NodeView, library: Library) -> ToolSpec | WorkflowSpec | None:
     """The tool or workflow that a node's config names, where it names one."""
-    found = _named(node.config, library) if node.config is not None else []
-    return found[0] if len(found) == 1 else None
-
-
-def _named(config: NodeConfig, library: Library) -> list[ToolSpec | WorkflowSpec]:
-    done: list[ToolSpec | WorkflowSpec] = []
-    for marked in marked_fields(config):
-        if isinstance(marked.mark, Reference) and isinstance(marked.value, str):
-            reference = parse_reference(marked.value, marked.mark.kind)
-            found = library.get(marked.mark.kind, reference.slug, reference.version) if reference else None
-            if found is not None and isinstance(found.document, (ToolSpec, WorkflowSpec)):
-                done.append(found.document)
-    return done
+    if node.config is None:
+        return None
+    named = [d for d in referred(node.config, library) if isinstance(d, ToolSpec | WorkflowSpec)]
+    return named[0] if len(named) == 1 else None
 
 
 def _outputs(
-    view: WorkflowView, targets: Mapping[str, ToolSpec | WorkflowSpec | None]
+    level: Level, targets: Mapping[str, ToolSpec | WorkflowSpec | None], input_schema: JsonObject | None
 ) -> Iterator[tuple[str, JsonObject]]:
-    for node in view.nodes.values():
+    for node in level.view.nodes.values():
         target = targets[node.id]
-        usable = _usable(target.output_schema if target is not None else output_schema_of(node, view))
+        # A workflow that nobody waits for gives the id of its run.
+        is_known = target is not None and not getattr(node.config, "async_", False)
+        schema = target.output_schema if target is not None and is_known else None
+        usable = _usable(schema if is_known else output_schema_of(node, level.view, input_schema))
         # With on_error: continue the output may be null.
         if usable is not None and node.spec is not None and node.spec.on_error == "fail":
             yield node.name, usable

@@ -4,27 +4,54 @@ from __future__ import annotations
 
 from agentmesh_dagster.constants import HANDLE_REJECTED, HANDLE_TIMEOUT
 from agentmesh_dagster.specs.fields import JsonObject
-from agentmesh_dagster.specs.nodes import BranchConfig, DelayConfig, HumanConfig, WebhookConfig
-from agentmesh_dagster.validation.view import NodeView, WorkflowView
+from agentmesh_dagster.specs.nodes import (
+    BranchConfig,
+    DelayConfig,
+    ForeachConfig,
+    HumanConfig,
+    LoopConfig,
+    ParallelConfig,
+    WebhookConfig,
+    WorkflowConfig,
+)
+from agentmesh_dagster.validation.view import LevelView, NodeView
 
 _TEXT = {"type": "string"}
 
 
-def output_schema_of(node: NodeView, view: WorkflowView) -> JsonObject | None:
-    """The JSON Schema of a node's output, or None where it depends on more than the document."""
+def output_schema_of(node: NodeView, level: LevelView, input_schema: JsonObject | None) -> JsonObject | None:
+    """The JSON Schema of a node's output, or None where it depends on more than the document.
+
+    Args:
+        node: The node.
+        level: Where it stands.
+        input_schema: That of the workflow.
+    """
     config = node.config
     if node.spec is None or node.spec.on_error != "fail":
         return None  # the output may be null
     if node.is_start:
-        return view.input_schema
+        return input_schema
     if isinstance(config, HumanConfig):
-        return _human(config, view.attached.get(node.id, set()))
+        return _human(config, level.attached.get(node.id, set()))
     if isinstance(config, WebhookConfig):
         return config.payload_schema if config.on_timeout == "fail" else None
     if isinstance(config, DelayConfig):
         return _closed({"waited_s": {"type": "number"}})
     if isinstance(config, BranchConfig):
         return _closed({"taken": {"type": "array", "items": _TEXT}})
+    if isinstance(config, ForeachConfig):
+        return {"type": "array"}
+    if isinstance(config, LoopConfig):
+        return {
+            "type": "object",
+            "properties": {"iterations": {"type": "integer"}},
+            "required": ["iterations"],
+        }
+    if isinstance(config, ParallelConfig):
+        return _closed({name: {} for name in config.branches})
+    if isinstance(config, WorkflowConfig) and config.async_:
+        return _closed({"run_id": _TEXT})
     return None
 
 

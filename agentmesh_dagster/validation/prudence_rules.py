@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from pydantic import BaseModel
-
-from agentmesh_dagster.specs.base import Reference, marked_fields
 from agentmesh_dagster.specs.documents import AgentSpec, Document, ToolSpec, WorkflowSettings
-from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
+from agentmesh_dagster.specs.fields import JsonObject, as_object
 from agentmesh_dagster.specs.problems import Problem
 from agentmesh_dagster.specs.resolve import Library
-from agentmesh_dagster.specs.slugs import parse_reference
-from agentmesh_dagster.validation.graph_rules import GraphFacts, ungated
+from agentmesh_dagster.validation.level import Level
+from agentmesh_dagster.validation.referred import referred, tools_called
 from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
 GATE_TYPES: Final = frozenset(("human",))
@@ -44,43 +41,79 @@ def unused_problems(kind: str, raw: JsonObject) -> Iterator[Problem]:
             )
 
 
-def prudence_problems(view: WorkflowView, facts: GraphFacts, library: Library | None) -> Iterator[Problem]:
+def prudence_problems(
+    view: WorkflowView, levels: Sequence[Level], library: Library | None
+) -> Iterator[Problem]:
     """Missing timeouts, and side effects without a gate (as far as the tools are known)."""
-    for node in view.nodes.values():
-        if node.type in WAITING_TYPES and node.config is not None and not _has_timeout(node, view, library):
-            yield Problem.of(
-                "timeout-missing",
-                node.path,
-                f"{node.id!r} may wait for ever: it has no timeout",
-                "Give it timeout_s, or the workflow settings.node_timeout_s",
-            )
     settings = as_object(view.raw.get("settings")) or {}
-    for node in view.nodes.values():
+    bounded: set[str] = set()
+    for level in levels:
+        if _is_bounded_level(level, settings, bounded):
+            bounded.add(level.view.path)
+            continue
+        for node in level.view.nodes.values():
+            if node.type in WAITING_TYPES and node.config is not None and not _has_timeout(node, library):
+                yield Problem.of(
+                    "timeout-missing",
+                    node.path,
+                    f"{node.id!r} may wait for ever: it has no timeout",
+                    "Give it timeout_s, or the workflow settings.node_timeout_s",
+                )
+    for node in view.every_node():
         yield from _shadowed(node)
-    bound = settings.get("max_steps", WorkflowSettings().max_steps)
-    if isinstance(bound, int) and len(view.nodes) > bound:
+    bound, nodes = settings.get("max_steps", WorkflowSettings().max_steps), view.top.nodes
+    if isinstance(bound, int) and len(nodes) > bound:
         yield Problem.of(
             "too-many-for-max-steps",
             "settings.max_steps",
-            f"There are {len(view.nodes)} nodes, and a run ends as failed after {bound} of them",
+            f"There are {len(nodes)} nodes, and a run ends as failed after {bound} of them",
             "Raise settings.max_steps, unless branches keep every run below it",
         )
-    if library is None:
-        return
-    open_nodes = ungated(
-        view, facts.reach, {node.id: node.type in GATE_TYPES for node in view.nodes.values()}
-    )
-    for node in view.nodes.values():
-        if node.id not in open_nodes:
-            continue
-        tool = _ungated_tool(node, library)
-        if tool is not None:
-            yield Problem.of(
-                "side-effect-ungated",
-                node.path,
-                f"{node.id!r} may call the tool {tool!r}, which has side effects, and nobody is asked before",
-                "Put a human node before it on every way, or give the tool requires_approval",
-            )
+    if library is not None:
+        yield from _ungated(levels, library)
+
+
+def _is_bounded_level(level: Level, settings: JsonObject, bounded: set[str]) -> bool:
+    """Whether a timeout of what runs a level holds for all its nodes."""
+    if settings.get("node_timeout_s") is not None:
+        return True
+    if level.parent is None:
+        return settings.get("timeout_s") is not None
+    if level.owner is None:
+        return False  # a run's timeout ends the run, and not what follows on it
+    return "timeout_s" in level.owner.raw or level.parent.view.path in bounded
+
+
+def _ungated(levels: Sequence[Level], library: Library) -> Iterator[Problem]:
+    open_nodes: dict[str, set[str]] = {}
+    """For each level by its path, the nodes that some way reaches without passing a gate."""
+    for level in levels:
+        if level.is_ending:
+            continue  # nobody can be asked there
+        open_nodes[level.view.path] = found = _without_gate(level, open_nodes)
+        for node in level.view.nodes.values():
+            if node.id not in found or node.config is None:
+                continue
+            tools = tools_called(node.config, library)
+            tool = next((t.slug for t in tools if t.side_effects and t.requires_approval is False), None)
+            if tool is not None:
+                yield Problem.of(
+                    "side-effect-ungated",
+                    node.path,
+                    f"{node.id!r} may call the tool {tool!r}, which has side effects, and nobody is asked before",
+                    "Put a human node before it on every way, or give the tool requires_approval",
+                )
+
+
+def _without_gate(level: Level, open_nodes: Mapping[str, set[str]]) -> set[str]:
+    reach, nodes = level.facts.reach, level.view.nodes
+    if level.parent is None or level.owner is None:
+        roots = [node.id for node in nodes.values() if node.is_start]
+    elif level.owner.id in open_nodes[level.parent.view.path]:
+        roots = [name for name in nodes if not reach.predecessors[name]]
+    else:
+        return set()
+    return reach.reached_from(roots, through=[n.id for n in nodes.values() if n.type not in GATE_TYPES])
 
 
 _AGENT_OUTPUTS: Final = ("text", "object", "usage", "tool_calls")
@@ -101,24 +134,12 @@ def _shadowed(node: NodeView) -> Iterator[Problem]:
             )
 
 
-def _referred(model: BaseModel, library: Library) -> Iterator[Document]:
-    """The documents that a model refers to, as far as the library has them."""
-    for marked in marked_fields(model):
-        if not isinstance(marked.mark, Reference):
-            continue
-        for text in as_list(marked.value) or [marked.value]:
-            reference = parse_reference(text, marked.mark.kind) if isinstance(text, str) else None
-            found = library.get(marked.mark.kind, reference.slug, reference.version) if reference else None
-            if found is not None:
-                yield found.document
-
-
-def _has_timeout(node: NodeView, view: WorkflowView, library: Library | None) -> bool:
-    if "timeout_s" in node.raw or view.has_node_timeout:
+def _has_timeout(node: NodeView, library: Library | None) -> bool:
+    if "timeout_s" in node.raw:
         return True
     if library is None or node.config is None:
         return False
-    return any(_is_bounded(document) for document in _referred(node.config, library))
+    return any(_is_bounded(document) for document in referred(node.config, library))
 
 
 def _is_bounded(document: Document) -> bool:
@@ -126,21 +147,3 @@ def _is_bounded(document: Document) -> bool:
         # An http tool has a timeout of its own, given or by default.
         return document.timeout_s is not None or document.type in ("http", "builtin")
     return isinstance(document, AgentSpec) and "timeout_s" in document.model_settings
-
-
-def _ungated_tool(node: NodeView, library: Library) -> str | None:
-    """A tool with side effects that a node calls, itself or through its agent and that agent's agents."""
-    if node.config is None:
-        return None
-    open_documents = list(_referred(node.config, library))
-    seen: set[tuple[str, str]] = set()
-    while open_documents:
-        document = open_documents.pop()
-        if (document.kind, document.slug) in seen:
-            continue
-        seen.add((document.kind, document.slug))
-        if isinstance(document, ToolSpec) and document.side_effects and document.requires_approval is False:
-            return document.slug
-        if isinstance(document, AgentSpec):
-            open_documents += _referred(document, library)
-    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,33 @@ class Reach:
         """Whether some way leads from one node to the other."""
         return bool(self._above[lower] & self._bits[upper])
 
-    def any_above(self, uppers: Iterable[str], lower: str) -> bool:
-        """Whether one of the nodes is the node itself or leads to it."""
-        mask = self._above[lower] | self._bits[lower]
-        return any(mask & self._bits[name] for name in uppers)
+    def mask(self, names: Iterable[str]) -> int:
+        """A set of nodes: one bit each, in the order in which they were given."""
+        found = 0
+        for name in names:
+            found |= self._bits[name]
+        return found
+
+    def above(self, name: str) -> int:
+        """The set of the nodes that lead to a node."""
+        return self._above[name]
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The nodes so that each comes after those that lead to it; of a graph without cycles."""
+        components = _components(list(self._bits), self.successors)
+        return tuple(name for component in reversed(components) for name in component)
+
+    @cached_property
+    def below(self) -> Mapping[str, int]:
+        """The sets of the nodes that each node leads to; of a graph without cycles."""
+        found: dict[str, int] = {}
+        for name in reversed(self.order):
+            mask = 0
+            for target in self.successors[name]:
+                mask |= self._bits[target] | found[target]
+            found[name] = mask
+        return found
 
     def reached_from(self, roots: Iterable[str], *, through: Iterable[str] | None = None) -> set[str]:
         """All nodes that ways from the roots lead to, the roots too; ways go on only from nodes in `through`."""

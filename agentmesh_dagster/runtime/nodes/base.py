@@ -9,8 +9,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from agentmesh_dagster.constants import HANDLE_TIMEOUT
 from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.runtime.called import run_called
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
+from agentmesh_dagster.runtime.row_buffer import RowBuffer
+from agentmesh_dagster.runtime.scope import Scope
 from agentmesh_dagster.runtime.session import RunSession
 from agentmesh_dagster.runtime.step_context import StepContext
 from agentmesh_dagster.runtime.waiting import closed_wait, new_wait
@@ -26,6 +29,19 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LevelEnd:
+    """What a pass through a level came to."""
+
+    output: Json = None
+    state: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """What its nodes have written to the state, joined."""
+
+
+RunLevel = Callable[[Scope], Awaitable[LevelEnd]]
+"""Raises the first failure once nothing more can run, or `Suspended` where something waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeResult:
     """What a node came to."""
 
@@ -36,6 +52,12 @@ class NodeResult:
     """Whether the edges without a handle are live, where the type has such."""
     status: StepStatus = StepStatus.SUCCEEDED
     """`SKIPPED`: the run goes past the node after all, and its edges are dead."""
+    state: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """What the levels of a container have written to the state, as `specs.state` keeps it."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Numbers for people: how many items, iterations, failures."""
+    child_run_id: str | None = None
+    """The run that the node has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +67,8 @@ class Preparation:
     node: NodeSpec
     names: Mapping[str, Json]
     """What its expressions see."""
+    scope: Scope
+    """The pass through its level."""
     session: RunSession
     say: Say
     """Takes lines for the readable step log."""
@@ -77,6 +101,8 @@ class _Calls:
     """How many calls have no answer."""
     made: int = 0
     """How many calls of this attempt were really made."""
+    attempt: int = 1
+    """Which attempt of the node it is, over all Dagster runs of its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +112,30 @@ class NodeCall:
     preparation: Preparation
     key: str
     request: Json
+    run_level: RunLevel
+    """Runs a pass through a level of a container to its end: walks it, or where ops have, reads what became of it."""
+    buffer: RowBuffer | None = None
+    """Where the rows of a container's passes wait; None where ops have run them."""
     _calls: _Calls = field(default_factory=_Calls)
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the node it is, over all Dagster runs of its run."""
+        return self._calls.attempt
+
+    def begin_attempt(self, number: int) -> None:
+        """Says which attempt follows."""
+        self._calls.attempt = number
 
     @property
     def session(self) -> RunSession:
         """The run's session."""
         return self.preparation.session
+
+    @property
+    def scope(self) -> Scope:
+        """The pass through the node's level."""
+        return self.preparation.scope
 
     @property
     def environment(self) -> Environment:
@@ -102,6 +146,63 @@ class NodeCall:
     def notify(self) -> list[Json]:
         """Who is told when the node waits for people: the project's notifiers and its own."""
         return [*self.environment.notify, *self.preparation.node.notify]
+
+    def levels(self, node_type: NodeType[ConfigT], config: ConfigT) -> Mapping[str, Scope]:
+        """The passes that the type says are the same each time."""
+        return node_type.levels(config, self.preparation)
+
+    async def run_pass(self, scope: Scope) -> LevelEnd:
+        """Runs a pass to its end: a body's nodes, or a called workflow with its own `on_failure` and `finally`.
+
+        Raises:
+            Suspended: Something in it waits.
+            Exception: What made it fail.
+        """
+        if scope.level.is_workflow:
+            return await run_called(self, scope)
+        return await self.run_level(scope)
+
+    async def part(
+        self, kind: str, key: str, request: Json, scope: Scope, work: PartWork | None = None, *, index: int
+    ) -> Step:
+        """Runs one pass of a container as a journalled step of its own, or replays it.
+
+        Args:
+            kind: `item`, `iteration` or `branch`.
+            key: Its step key.
+            request: What tells it from another one under the same key.
+            scope: The pass.
+            work: Makes its answer; default: what the pass came to.
+            index: From 0, of iterations from 1.
+
+        Raises:
+            Suspended: Something in it waits.
+            Exception: What made it fail.
+        """
+        node = self.preparation.node
+        ask = StepAsk(
+            key=key,
+            kind=kind,
+            node_id=node.id,
+            node_type=node.type,
+            node_name=node.name,
+            parent_key=self.key,
+            request=request,
+            definition_hash=self.session.run.definition_hash,
+            idempotent=True,
+            announce=False,
+            node_key=self.key,
+            iteration_index=index,
+            is_light=scope.level.is_light(self.environment.node_types),
+            buffer=self.buffer,
+        )
+
+        async def make(_progress: StepProgress) -> StepAnswer:
+            return part_answer(await self.run_pass(scope)) if work is None else await work()
+
+        row, _ = await journalled_step(self.session, ask, make)
+        self.session.forget_below(key)
+        return row
 
     async def step(
         self,
@@ -146,6 +247,7 @@ class NodeCall:
             on_unknown=node.on_unknown,
             answer_schema=answer_schema,
             notify=self.notify,
+            buffer=self.scope.buffer,
         )
 
         async def make(_progress: StepProgress) -> StepAnswer:
@@ -231,6 +333,23 @@ class NodeCall:
         return was_told_again
 
 
+PartWork = Callable[[], Awaitable[StepAnswer]]
+
+
+def part_answer(end: LevelEnd, *handles: str) -> StepAnswer:
+    """The answer of a pass that came to its end."""
+    decision: dict[str, Json] = {"handles": list(handles), "edges": []}
+    if end.state:
+        decision["set"] = dict(end.state)
+    return StepAnswer(output=end.output, routing_decision=decision)
+
+
+def state_of(row: Step) -> Mapping[str, Json]:
+    """What a pass has written to the state."""
+    decision: Mapping[str, Json] = row.routing_decision or {}
+    return decision.get("set", {})
+
+
 class NodeType(ABC, Generic[ConfigT]):
     """One type of node: a config model, a pure preparation, and a body. Stateless; one object per process."""
 
@@ -242,6 +361,13 @@ class NodeType(ABC, Generic[ConfigT]):
     """Instant and without effect: no `running` row is written, and no log line."""
     shows_waiting: ClassVar[bool] = False
     """Whether waiting is what the type is for: then its op shows what it waits for in an output of its own."""
+
+    def levels(self, config: ConfigT, preparation: Preparation) -> Mapping[str, Scope]:
+        """The passes of a container that are the same each time, by the step key under which their rows stand.
+
+        A `parallel` has its branches, a `workflow` the one that is called. Pure.
+        """
+        return {}
 
     def parse(self, node: NodeSpec) -> ConfigT:
         """The node's config as its model; the document was validated before."""

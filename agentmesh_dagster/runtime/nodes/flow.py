@@ -33,13 +33,13 @@ class StartNode(NodeType[StartConfig]):
         return preparation.names["input"]
 
     async def run(self, config: StartConfig, call: NodeCall) -> NodeResult:
-        schema = call.session.pinned.workflow.input_schema
+        schema = call.scope.level.workflow.input_schema
         issues = validate_value(schema, call.request)
         if issues:
             lines = "\n".join(f"{issue.path}: {issue.message}" for issue in issues)
-            raise NodeError(
-                f"the run's input does not fit the workflow's input_schema:\n{lines}", code="run-input"
-            )
+            called_at = call.scope.owner_key
+            whose = f"the input of the workflow called at {called_at!r}" if called_at else "the run's input"
+            raise NodeError(f"{whose} does not fit the workflow's input_schema:\n{lines}", code="run-input")
         return NodeResult(output=call.request)
 
 
@@ -136,7 +136,7 @@ class DelayNode(NodeType[DelayConfig]):
             left_s = (datetime.fromisoformat(call.request["until"]) - clock.now()).total_seconds()
         else:
             left_s = call.request["seconds"] - passed_s
-        if session.wait(call.key, "") is not None or left_s > session.pinned.workflow.settings.inline_s:
+        if session.wait(call.key, "") is not None or left_s > call.scope.level.workflow.settings.inline_s:
             wait = call.new_wait(WaitKind.TIMER)
             moment = wait.created_at + timedelta(seconds=left_s)
             call.answer(replace(wait, title=f"{call.key} waits for its time", deadline_at=moment))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from pydantic import BaseModel
 
@@ -26,6 +26,7 @@ from agentmesh_dagster.specs.fields import (
 )
 from agentmesh_dagster.specs.loading import MAX_DEPTH
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, BranchConfig, NodeConfig
+from agentmesh_dagster.specs.normalize.bodies import map_bodies
 from agentmesh_dagster.specs.normalize.expressions import canonical_condition, canonical_templates
 from agentmesh_dagster.specs.normalize.graph import (
     DEFINITION_KEYS,
@@ -39,13 +40,14 @@ from agentmesh_dagster.specs.normalize.graph import (
 from agentmesh_dagster.specs.normalize.keys import NODE_TYPES, output_format, respelled
 from agentmesh_dagster.specs.normalize.origins import Moves, Origin, Renames
 from agentmesh_dagster.specs.problems import child_path
-from agentmesh_dagster.specs.slugs import generated_slug
+from agentmesh_dagster.specs.slugs import GENERATED_KINDS, generated_slug
 from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
 
 __all__ = ["Normalized", "Origin", "normalize"]
 
 _TARGET_KEYS = ("targetNodeId", "target_node_id")
 _DEFAULT_KEYS = ("defaultTarget", "default_target")
+_DO_WHILE = "dowhile"
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,37 @@ def _workflow(raw: JsonObject, types: _Types) -> Normalized:
     first: dict[str, str] = {}
     second: dict[str, str] = {}
     renames: dict[str, str] = {}
-    document, needs_end = with_listed_nodes(lifted(raw, first), second, types.nodes)
+    document = lifted(raw, first)
+    if document is not raw and deeper_than(document, MAX_DEPTH):
+        # A text within the document may be deeper than the document itself.
+        return Normalized((document,), (Origin("", (Moves(first),)),))
+    document, needs_end = with_listed_nodes(document, second, types.nodes)
     document = respelled(WorkflowSpec, document, "", renames)
-    targets: list[tuple[str, str, str]] = []
-    nodes = as_list(document.get("nodes"))
-    if nodes is not None:
-        document["nodes"] = [_node(n, f"nodes[{i}]", types, renames, targets) for i, n in enumerate(nodes)]
-    document = with_branch_edges(document, targets)
+    document = _with_nodes(document, "", types, renames)
+    document = _with_bodies(WorkflowSpec, document, "", types, renames)
     if needs_end:
         document = with_end(document)
     origin = Origin("", (Moves(first), Moves(second), Renames(renames)))
     document, inner = _extracted(document, types, origin)
     document = _expressions(WorkflowSpec, document)
     return Normalized((document, *(d for d, _ in inner)), (origin, *(o for _, o in inner)))
+
+
+def _with_nodes(raw: JsonObject, path: str, types: _Types, renames: dict[str, str]) -> JsonObject:
+    """A workflow or body, its own keys respelled, with the types and configs of its nodes respelled too."""
+    nodes = as_list(raw.get("nodes"))
+    if nodes is None:
+        return raw
+    targets: list[tuple[str, str, str]] = []
+    place = child_path(path, "nodes")
+    done = [_node(node, child_path(place, i), types, renames, targets) for i, node in enumerate(nodes)]
+    return with_branch_edges({**raw, "nodes": done}, targets)
+
+
+def _with_bodies(
+    model: type[BaseModel], raw: JsonObject, path: str, types: _Types, renames: dict[str, str]
+) -> JsonObject:
+    return map_bodies(model, raw, path, lambda body, place, _: _with_nodes(body, place, types, renames))
 
 
 def _node(
@@ -145,8 +165,22 @@ def _node(
         config["output_schema"] = output_format(config["output_schema"])
         if config["output_schema"] is None:
             del config["output_schema"]
+    if given == _DO_WHILE and kind == "loop":
+        config = _asked_after(config, place, renames)
+    config = _with_bodies(model, config, place, types, renames)
     done["config"] = _expressions(model, config)
     return done
+
+
+def _asked_after(config: JsonObject, path: str, renames: dict[str, str]) -> JsonObject:
+    """A `dowhile`'s config: what it goes on for is asked after each pass, so it is what a loop does not stop for."""
+    key = next((k for k in ("condition", "while") if k in config), None)
+    if key is None or "until" in config:
+        return config
+    asked = config[key]
+    renames[child_path(path, "until")] = key
+    rest = {k: v for k, v in config.items() if k != key}
+    return {**rest, "until": f"not ({canonical_condition(asked)})" if isinstance(asked, str) else asked}
 
 
 def _with_mapping(
@@ -213,23 +247,38 @@ def _extracted(
     raw: JsonObject, types: _Types, origin: Origin
 ) -> tuple[JsonObject, list[tuple[JsonObject, Origin]]]:
     """The workflow with the agents and tools that were written inside it as documents of their own."""
-    nodes, workflow = as_list(raw.get("nodes")), raw.get("slug")
-    if nodes is None or not isinstance(workflow, str):
-        return raw, []
+    workflow = raw.get("slug")
     found: list[tuple[JsonObject, Origin]] = []
-    done: list[Any] = list(nodes)
-    for index, value in enumerate(nodes):
-        node = as_object(value) or {}
-        config, node_id = as_object(node.get("config")), node.get("id")
-        for kind in ("agent", "tool"):
-            inline = as_object(config.get(kind)) if config is not None and node.get("type") == kind else None
-            if config is None or inline is None or not isinstance(node_id, str):
-                continue
-            slug = inline.get("slug", generated_slug(workflow, node_id))
-            place = origin.author_path(f"nodes[{index}].config.{kind}")
-            found.append(_plain({**inline, "kind": kind, "slug": slug}, types, place))
-            done[index] = {**node, "config": {**config, kind: slug}}
-    return ({**raw, "nodes": done}, found) if found else (raw, [])
+    if not isinstance(workflow, str):
+        return raw, found
+
+    def level(owner: JsonObject, path: str, names: tuple[str, ...]) -> JsonObject:
+        nodes = as_list(owner.get("nodes"))
+        if nodes is None:
+            return owner
+        place = child_path(path, "nodes")
+        return {**owner, "nodes": [node(n, child_path(place, i), names) for i, n in enumerate(nodes)]}
+
+    def node(value: Json, path: str, names: tuple[str, ...]) -> Json:
+        given = as_object(value) or {}
+        config, node_id, kind = as_object(given.get("config")), given.get("id"), given.get("type")
+        if config is None or not isinstance(kind, str) or not isinstance(node_id, str):
+            return value
+        names = (*names, node_id)
+        place = f"{path}.config"
+        model = types.nodes.get(kind, NodeConfig)
+        done = map_bodies(model, config, place, lambda body, at, name: level(body, at, (*names, *name)))
+        inline = as_object(config.get(kind)) if kind in GENERATED_KINDS else None
+        if inline is not None:
+            slug = inline.get("slug", generated_slug(workflow, *names))
+            at = origin.author_path(child_path(place, kind))
+            found.append(_plain({**inline, "kind": kind, "slug": slug}, types, at))
+            done[kind] = slug
+        return {**given, "config": done}
+
+    done = level(raw, "", ())
+    done = map_bodies(WorkflowSpec, done, "", level)
+    return done, found
 
 
 def _expressions(model: type[BaseModel], raw: JsonObject) -> JsonObject:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from agentmesh_dagster.records import Json
-from agentmesh_dagster.specs.documents import AgentSpec, DocumentModel, EdgeSpec, NetworkSpec, NodeSpec
+from agentmesh_dagster.specs.documents import (
+    AgentSpec,
+    BodySpec,
+    DocumentModel,
+    EdgeSpec,
+    NetworkSpec,
+    NodeSpec,
+)
 from agentmesh_dagster.specs.fields import JsonObject, accepted_keys, as_object, map_models
-from agentmesh_dagster.specs.nodes import AgentConfig, BranchCondition, BranchConfig, CodeConfig, ToolConfig
+from agentmesh_dagster.specs.nodes import (
+    AgentConfig,
+    BranchCondition,
+    BranchConfig,
+    CodeConfig,
+    ToolConfig,
+    WorkflowConfig,
+)
 from agentmesh_dagster.specs.problems import child_path
 from agentmesh_dagster.specs.tools import FunctionToolConfig
 
@@ -22,6 +36,13 @@ NODE_TYPES: Final = {
     "dowhile": "loop",
 }
 """Other words for node types."""
+
+_WORKFLOW_WORDS: Final = {
+    "workflowId": "workflow",
+    "workflow_id": "workflow",
+    "workflowSlug": "workflow",
+    "workflow_slug": "workflow",
+}
 
 SYNONYMS: Final[dict[type[BaseModel], dict[str, str]]] = {
     DocumentModel: {"label": "name"},
@@ -67,6 +88,8 @@ SYNONYMS: Final[dict[type[BaseModel], dict[str, str]]] = {
         "targetNodeId": "handle",
         "target_node_id": "handle",
     },
+    WorkflowConfig: _WORKFLOW_WORDS,
+    BodySpec: {**_WORKFLOW_WORDS, "inputMapping": "input", "input_mapping": "input"},
 }
 """Other words for keys, by the model that they stand in; subclasses take their base's too."""
 
@@ -80,6 +103,18 @@ def synonyms_of(model: type[BaseModel]) -> dict[str, str]:
         if issubclass(model, base):
             found |= words
     return found
+
+
+def known_key(model: type[BaseModel], key: str) -> str | None:
+    """The model's own spelling of a key, or None where the model has no such field."""
+    return _known(key, accepted_keys(model), synonyms_of(model))
+
+
+def _known(key: str, keys: Container[str], words: Mapping[str, str]) -> str | None:
+    if key in keys:
+        return key
+    wanted = words.get(key) or _CAMEL.sub(r"_\1", key).lower()
+    return wanted if wanted in keys else None
 
 
 def respelled(
@@ -99,11 +134,11 @@ def respelled(
     words = synonyms_of(model)
     done: JsonObject = {}
     for key, value in raw.items():
-        name = key
-        if key not in keys:
-            wanted = words.get(key) or _CAMEL.sub(r"_\1", key).lower()
-            if wanted in keys and wanted not in raw and wanted not in done:
-                name = wanted
+        name = _known(key, keys, words) or key
+        if name != key:
+            if name in raw or name in done:
+                name = key
+            else:
                 renames[child_path(path, name)] = key
         done[name] = value
     if "model" in keys:

@@ -1,0 +1,195 @@
+"""What a workflow asks for at the end of its runs: `on_failure` and `finally`, walked once for each ending.
+
+The run has ended, and stays as it ended: what happens here changes neither its status nor its output or error. The
+steps stand under `@on_failure/` and `@finally/` in its journal; those of its second ending under `@finally#2/`, and so
+on. Finished steps are replayed where a worker was killed in the middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from agentmesh_dagster.errors import NodeError, RunRefused
+from agentmesh_dagster.records import Claim, Entry, Json, RunStatus, StepStatus
+from agentmesh_dagster.runtime.environment import Environment
+from agentmesh_dagster.runtime.nodes.base import Say
+from agentmesh_dagster.runtime.nodes.passes import workflow_input
+from agentmesh_dagster.runtime.scope import Scope, called_scope, step_view
+from agentmesh_dagster.runtime.session import Pinned, RunSession
+from agentmesh_dagster.runtime.walker import walk
+from agentmesh_dagster.specs.documents import BodySpec
+from agentmesh_dagster.specs.expressions import render
+from agentmesh_dagster.specs.names import identifier
+
+_NEVER_RUN: Final[dict[str, Any]] = {"output": None, "error": None, "status": "pending"}
+
+
+class _FinalizingSession(RunSession):
+    """The session of a run that has ended: nothing in it waits any more."""
+
+    async def record(self, *entries: Entry) -> None:
+        waiting = next((entry.step for entry in entries if entry.step.status is StepStatus.WAITING), None)
+        if waiting is None:
+            await super().record(*entries)
+            return
+        error = NodeError(
+            f"step {waiting.key!r} would wait, and nobody waits for what runs after the end of a run: move it into "
+            "the workflow, or into one that is started with 'async: true'",
+            code="finalizer-waits",
+            path=waiting.key,
+        )
+        await super().record(*(self._unwaiting(entry, error) for entry in entries))
+        raise error
+
+    def _unwaiting(self, entry: Entry, error: NodeError) -> Entry:
+        if entry.step.status is not StepStatus.WAITING:
+            return entry
+        problem = self.error_json(error)
+        now = self.environment.clock.now()
+        step = replace(entry.step, status=StepStatus.FAILED, error=problem, finished_at=now)
+        failed = self.event("step.failed", step.key, {"error": problem})
+        return replace(entry, step=step, events=(failed,), opened=())
+
+
+async def open_finalizing(
+    environment: Environment, pinned: Pinned, dagster_run_id: str, claim_id: str
+) -> RunSession:
+    """Binds a Dagster run to a run that has ended, to finalize it; the run stays as it ended.
+
+    Args:
+        environment: The process's.
+        pinned: What the run was started with.
+        dagster_run_id: The Dagster run.
+        claim_id: The claim that it carries.
+
+    Raises:
+        RunRefused: The claim is another Dagster run's, or does not count any more (code `claim-lost`), or another
+            Dagster run is at work on the run (`lease-held`).
+    """
+    journal = environment.journal
+    claim = await _own_claim(environment, dagster_run_id, claim_id)
+    run = await journal.run(claim.run_id)
+    if run is None:
+        raise RunRefused(f"run {claim.run_id!r} is not stored any more", code="claim-lost")
+    session = _FinalizingSession(environment, run, pinned, dagster_run_id)
+    # The lease before the binding: of two that race, the loser leaves no trace on the run.
+    await session.take_lease()
+    try:
+        if claim.dagster_run_id is None:
+            payload = {"dagster_run_id": dagster_run_id, "ending": run.endings}
+            begun = session.event("run.finalizing", None, payload)
+            session.run = await journal.bind_run(run, dagster_run_id, [begun], claim=claim.id)
+        await session.load()
+    except BaseException:
+        await session.close()
+        raise
+    return session
+
+
+async def _own_claim(environment: Environment, dagster_run_id: str, claim_id: str) -> Claim:
+    claim = await environment.journal.claim(claim_id)
+    if claim is None or claim.reason != "finalize":
+        raise RunRefused(
+            f"the claim {claim_id!r} is none to finalize a run: the gate sensor and `agentmesh runs resume` launch "
+            "this job",
+            code="claim-lost",
+        )
+    if claim.dagster_run_id not in (None, dagster_run_id):
+        raise RunRefused(
+            f"the end of run {claim.run_id!r} was finalized by the Dagster run {claim.dagster_run_id!r}, of which this "
+            "is a copy: on_failure and finally run once for each end",
+            code="claim-lost",
+        )
+    if not claim.is_current:
+        await environment.journal.spend_claim(claim.id, dagster_run_id)
+        raise RunRefused(
+            f"this Dagster run came too late to finalize run {claim.run_id!r}: its claim was given back",
+            code="claim-lost",
+        )
+    return claim
+
+
+async def finalize_run(session: RunSession, say: Say) -> None:
+    """Runs `on_failure`, where the run has failed, and `finally`, and notes that it was done.
+
+    `finally` runs though `on_failure` fails. A failure is written as the event `run.finalize_failed`; it is not tried
+    again, but for what the nodes' own `retry` says.
+
+    Args:
+        session: See `open_finalizing`.
+        say: Takes the lines of the readable step log; must not block.
+
+    Raises:
+        RunRefused: Another Dagster run has taken the run over.
+        Exception: What the first body that failed raised.
+    """
+    workflow, run = session.pinned.workflow, session.run
+    bodies = {
+        "on_failure": workflow.on_failure if run.status is RunStatus.FAILED else None,
+        "finally": workflow.finally_,
+    }
+    failure: Exception | None = None
+    for name, body in bodies.items():
+        if body is None:
+            continue
+        say(f"{name} of run {run.id}, which is {run.status.value}")
+        try:
+            await walk(session, _ending_scope(session, name, body), say)
+        except RunRefused:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised when the other body has been run
+            payload = {"ending": run.endings, "body": name, "error": session.error_json(error)}
+            await _tell(session, "run.finalize_failed", payload)
+            failure = failure or error
+    if failure is None:
+        await _tell(session, "run.finalized", {"ending": run.endings})
+    await note_finalized(session)
+    if failure is not None:
+        raise failure
+
+
+async def note_finalized(session: RunSession) -> None:
+    """Says that nothing more is to be done for the end of the session's run."""
+    await session.environment.journal.finalized(session.run.id, session.run.endings, session.dagster_run_id)
+
+
+async def _tell(session: RunSession, type: str, payload: Json) -> None:
+    await session.environment.journal.record_events([session.event(type, None, payload)])
+
+
+def _ending_scope(session: RunSession, name: str, body: BodySpec) -> Scope:
+    """The pass through `on_failure` or `finally` for the run's present ending."""
+    run, outer = session.run, session.scope
+    key = f"@{name}" if run.endings <= 1 else f"@{name}#{run.endings}"
+    rules = outer.level.state
+    context: dict[str, Json] = dict(outer.context)
+    steps: dict[str, Json] = {}
+    for node_id in outer.graph.order:
+        row = session.known_row(outer.key(node_id))
+        steps[identifier(node_id)] = step_view(row) if row is not None else _NEVER_RUN
+        if row is not None and row.is_finished and row.routing_decision:
+            # Two that wrote one key side by side are no error here: the last in document order counts.
+            context = rules.joined(context, row.routing_decision.get("set", {}))
+    scope = Scope(
+        outer.level.body(body),
+        input=run.input,
+        run={"id": run.id, "status": run.status.value, "error": run.error},
+        prefix=f"{key}/",
+        owner_key=key,
+        steps=steps,
+        context=context,
+        upstream=run.output,
+    )
+    if body.workflow is None:
+        return scope
+    given: Json = run.output
+    if "input" in body.model_fields_set:
+        names = {
+            "input": scope.input,
+            "steps": steps,
+            "context": {**context, "last_output": run.output},
+            "run": scope.run,
+        }
+        given = render(body.input, names, where=f"{name}.input")
+    return called_scope(scope, scope.level, key, workflow_input(scope.level, given))

@@ -1,0 +1,83 @@
+"""Another workflow, run as a part of this one, or started as a run of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import ClassVar
+
+from agentmesh_dagster.records import Json, Run, RunSource, RunStatus
+from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
+from agentmesh_dagster.runtime.nodes.passes import workflow_input
+from agentmesh_dagster.runtime.scope import Level, Scope, called_scope
+from agentmesh_dagster.specs.closure import content_hash
+from agentmesh_dagster.specs.nodes import WorkflowConfig
+
+NEWEST = 0
+"""The version and publication of a run that is of whatever is published when it is stored."""
+
+
+class WorkflowNode(NodeType[WorkflowConfig]):
+    """Runs a workflow's published version under its own step key, or starts it and goes on."""
+
+    name: ClassVar[str] = "workflow"
+    config_model = WorkflowConfig
+    kinds: ClassVar[tuple[str, ...]] = ("workflow",)
+
+    def describe(self, config: WorkflowConfig) -> str:
+        return f"starts {config.workflow}, and goes on" if config.async_ else f"runs {config.workflow}"
+
+    def request(self, config: WorkflowConfig, preparation: Preparation) -> Json:
+        given = preparation.upstream
+        if "input" in config.model_fields_set:
+            given = preparation.render(config.input, "input")
+        return {"workflow": config.workflow, "input": workflow_input(_level(config, preparation), given)}
+
+    def levels(self, config: WorkflowConfig, preparation: Preparation) -> Mapping[str, Scope]:
+        if config.async_:
+            return {}
+        key = preparation.scope.key(preparation.node.id)
+        given = self.request(config, preparation)["input"]
+        return {key: called_scope(preparation.scope, _level(config, preparation), key, given)}
+
+    async def run(self, config: WorkflowConfig, call: NodeCall) -> NodeResult:
+        if config.async_:
+            return await self._start(config, call)
+        scope = call.levels(self, config)[call.key]
+        end = await call.run_pass(scope)
+        return NodeResult(output=end.output)
+
+    async def _start(self, config: WorkflowConfig, call: NodeCall) -> NodeResult:
+        """Stores a run that a gate sensor has Dagster begin; its id is the same in every attempt."""
+        session = call.session
+        parent, workflow = session.run, _level(config, call.preparation).workflow
+        digest = content_hash([parent.id, call.key])
+        now = call.environment.clock.now()
+        settings = workflow.settings
+        limit_s = settings.timeout_s if settings.timeout_includes_waiting else None
+        run = Run(
+            id=str(uuid.UUID(digest[:32])),
+            project=parent.project,
+            kind="workflow",
+            slug=workflow.slug,
+            version=NEWEST,
+            publication=NEWEST,
+            definition_hash="",
+            source=RunSource.WORKFLOW,
+            triggered_by=parent.triggered_by,
+            parent_run_id=parent.id,
+            parent_step_key=call.key,
+            input=call.request["input"],
+            status=RunStatus.PENDING,
+            queued_at=now,
+            finalizers=workflow.finalizers,
+            deadline_at=now + timedelta(seconds=limit_s) if limit_s is not None else None,
+        )
+        stored = await call.environment.journal.start_child(run)
+        call.preparation.say(f"{call.key} started run {stored.id} of {workflow.slug}")
+        return NodeResult(output={"run_id": stored.id}, child_run_id=stored.id)
+
+
+def _level(config: WorkflowConfig, preparation: Preparation) -> Level:
+    return preparation.scope.level.called(config.workflow)
