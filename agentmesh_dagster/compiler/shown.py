@@ -128,6 +128,10 @@ def output_metadata(outcome: NodeOutcome) -> Mapping[str, Any]:
         metadata["error"] = row.error["message"][:PREVIEW_CHARS]
     if row.routing_decision and row.routing_decision["handles"]:
         metadata["handles"] = ", ".join(row.routing_decision["handles"])
+    # How many items, branches or iterations, and how many of them failed.
+    decision: Mapping[str, Json] = row.routing_decision or {}
+    counts: Mapping[str, int] = decision.get("counts", {})
+    metadata.update({name: count for name, count in counts.items() if name != "failed" or count})
     if outcome.replayed:
         metadata["replayed"] = True
     return metadata | usage_metadata(row)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from agentmesh_dagster.errors import NodeTimeout
+from agentmesh_dagster.errors import NodeError, NodeTimeout
 from agentmesh_dagster.records import Json, RunStatus
 from agentmesh_dagster.runtime.scope import Scope, step_view
+from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.documents import BodySpec
 from agentmesh_dagster.specs.names import identifier
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.nodes.base import LevelEnd, NodeCall
 
+CLOSING_S: Final = 4.0
+"""How long the `finally` of a called workflow may take that is cut off."""
+
+_log = logging.getLogger(__name__)
+
 
 async def run_called(call: NodeCall, scope: Scope) -> LevelEnd:
     """Runs a called workflow to its end, and then its `on_failure` and `finally`.
 
-    These run when the call succeeds or fails; not where the whole run is stopped, whose own `finally` follows then.
+    These run when the call succeeds, fails, or is cut off while the run goes on. Where the whole run is stopped, its
+    own `finally` follows.
 
     Raises:
         NodeTimeout: It took longer than its `settings.timeout_s`; the time for which it waited does not count.
@@ -33,18 +42,59 @@ async def run_called(call: NodeCall, scope: Scope) -> LevelEnd:
             end = await call.run_level(scope)
         else:
             end = await _in_time(call, scope, timeout_s)
+    except asyncio.CancelledError:
+        if workflow.finally_ is not None and not call.session.is_stopping:
+            closing = _close(call, scope, "finally", workflow.finally_, RunStatus.CANCELED, None)
+            await _bounded(closing)
+        raise
     except Exception as error:
         problem = call.session.error_json(error)
-        try:
-            if workflow.on_failure is not None:
-                await call.run_level(_closing(call, scope, "on_failure", workflow.on_failure, problem))
-        finally:
-            if workflow.finally_ is not None:
-                await call.run_level(_closing(call, scope, "finally", workflow.finally_, problem))
+        failed = RunStatus.FAILED
+        also: Exception | None = None
+        if workflow.on_failure is not None:
+            try:
+                await _close(call, scope, "on_failure", workflow.on_failure, failed, problem)
+            except Exception as another:  # noqa: BLE001 - raised when `finally` has been run
+                also = another
+        if workflow.finally_ is not None:
+            await _close(call, scope, "finally", workflow.finally_, failed, problem)
+        if also is not None:
+            raise also from error
         raise
     if workflow.finally_ is not None:
-        await call.run_level(_closing(call, scope, "finally", workflow.finally_, None))
+        await _close(call, scope, "finally", workflow.finally_, RunStatus.SUCCEEDED, None)
     return end
+
+
+async def _close(
+    call: NodeCall, scope: Scope, name: str, body: BodySpec, status: RunStatus, error: Json
+) -> None:
+    """Runs `on_failure` or `finally`.
+
+    Raises:
+        NodeError: Something in it would wait (code `finalizer-waits`).
+        Exception: What made it fail.
+    """
+    closing = _closing(call, scope, name, body, status, error)
+    try:
+        await call.run_level(closing)
+    except Suspended as suspended:
+        raise NodeError(
+            f"{suspended} would wait, and nothing waits in the {name!r} of a workflow: move it into the workflow",
+            code="finalizer-waits",
+            path=closing.owner_key,
+        ) from None
+
+
+async def _bounded(closing: Coroutine[Any, Any, None]) -> None:
+    """Runs a clean-up to its end though its task is being canceled, for a while."""
+    task = asyncio.ensure_future(closing)
+    done, _ = await asyncio.wait([task], timeout=CLOSING_S)
+    if not done:
+        task.cancel()
+        await asyncio.wait([task], timeout=CLOSING_S)
+    elif task.exception() is not None:
+        _log.warning("a called workflow that was cut off could not run its 'finally': %s", task.exception())
 
 
 async def _in_time(call: NodeCall, scope: Scope, timeout_s: float) -> LevelEnd:
@@ -64,9 +114,10 @@ async def _in_time(call: NodeCall, scope: Scope, timeout_s: float) -> LevelEnd:
     return walking.result()
 
 
-def _closing(call: NodeCall, scope: Scope, name: str, body: BodySpec, error: Json) -> Scope:
+def _closing(
+    call: NodeCall, scope: Scope, name: str, body: BodySpec, status: RunStatus, error: Json
+) -> Scope:
     """The pass through `on_failure` or `finally` of a called workflow."""
-    status = RunStatus.FAILED if error is not None else RunStatus.SUCCEEDED
     # A further attempt ends anew, and maybe otherwise.
     number = f"#{call.attempt}" if call.attempt > 1 else ""
     owner_key = f"{scope.owner_key}/@{name}{number}"

@@ -154,25 +154,30 @@ async def journalled_step(
         told = await settle_cut_off(session, ask, known)
         settled = StepAnswer(output=told.output) if told is not None else None
     started, completed, failed = _EVENTS.get(ask.kind, _NODE_EVENTS)
+    # What waits on says nothing again: a run may wait at a thousand places, and go on after each answer.
+    waits_on = known is not None and known.status is StepStatus.WAITING and not used
     waiting: list[Event] = []
-    if ask.has_events and ask.kind not in _PARTS and not (ask.is_begun and goes_on):
+    if ask.has_events and ask.kind not in _PARTS and not waits_on and not (ask.is_begun and goes_on):
         payload: dict[str, Json] = {"attempt": progress.attempt, "node_type": ask.node_type}
         waiting.append(session.event(started, ask.key, payload))
-    if ask.announce and settled is None:
+    announcement: Entry | None = None
+    if ask.announce and settled is None and not waits_on:
         row = Step(**shared, attempt=progress.attempt, status=StepStatus.RUNNING)
-        entry = Entry(step=row, events=tuple(waiting), used=tuple(used))
+        announcement = Entry(step=row, events=tuple(waiting), used=tuple(used))
+        waiting = []
+    began = clock.monotonic_s()
+    is_called = False
+
+    async def announce(entry: Entry) -> None:
         if buffer is None:
             await session.record(entry)
-        elif is_node and not used:
+        elif is_node and not entry.used:
             await buffer.begin(entry)
-        elif ask.idempotent and not used:
+        elif ask.idempotent and not entry.used:
             buffer.add(entry)
         else:
             # A call that must not be made twice is on record before it is made.
             await buffer.write_with(entry)
-        used = ()
-        waiting = []
-    began = clock.monotonic_s()
 
     async def write(entry: Entry) -> None:
         await (session.record(entry) if buffer is None else buffer.write_with(entry))
@@ -198,6 +203,10 @@ async def journalled_step(
         )
 
     try:
+        if announcement is not None:
+            await announce(announcement)
+            used = ()
+        is_called = True
         if settled is not None:
             answer = settled
         elif ask.kind in _EVENTS:
@@ -209,10 +218,13 @@ async def journalled_step(
     except Suspended as suspended:
         row = Step(**shared, attempt=progress.attempt, status=StepStatus.WAITING)
         if not is_node:
-            await write(Entry(step=row, events=tuple(waiting)))
+            if not waits_on:
+                await write(Entry(step=row, events=tuple(waiting)))
             raise
+        opened = [wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None]
+        if waits_on and known is not None and not opened and not suspended.superseded:
+            return known, False
         waiting.append(_waiting_event(session, row, suspended))
-        opened = (wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None)
         await write(
             Entry(
                 step=row,
@@ -224,7 +236,7 @@ async def journalled_step(
         )
         return row, False
     except asyncio.CancelledError:
-        status = StepStatus.CANCELED if ask.idempotent else StepStatus.UNKNOWN
+        status = StepStatus.UNKNOWN if is_called and not ask.idempotent else StepStatus.CANCELED
         try:
             await asyncio.shield(write(Entry(step=ended(status, StepAnswer()), events=tuple(waiting))))
         except (StoreError, RunRefused) as error:
@@ -244,8 +256,8 @@ async def journalled_step(
         waiting.append(session.event(last, ask.key, _ended_payload(row)))
     # What is finished never runs again: with its row, all that was waited for in it is taken up or called off.
     left = session.unsettled_waits(ask.key) if ask.kind in _LEVEL_OWNERS and row.is_finished else ()
-    if left:
-        await _cancel_waiting(session, ask.key, write)
+    if ask.kind in _LEVEL_OWNERS and row.is_finished:
+        await _end_below(session, ask.key, write)
     entry = Entry(step=row, events=tuple(waiting), used=(*used, *left), superseded=left)
     may_wait = ask.is_light or (is_node and row.is_finished)
     if buffer is not None and may_wait and not left and not used:
@@ -255,11 +267,11 @@ async def journalled_step(
     return row, False
 
 
-async def _cancel_waiting(session: RunSession, key: str, write: Callable[[Entry], Awaitable[None]]) -> None:
-    """Writes of the steps that wait under a step which ends that nobody waits for them any more."""
+async def _end_below(session: RunSession, key: str, write: Callable[[Entry], Awaitable[None]]) -> None:
+    """Writes of the steps that wait, or were cut off, under a step which ends that nobody needs them any more."""
     now = session.environment.clock.now()
     for row in list(session.rows_under(key)):
-        if row.status is StepStatus.WAITING:
+        if row.status in (StepStatus.WAITING, StepStatus.RUNNING):
             await write(Entry(step=replace(row, status=StepStatus.CANCELED, finished_at=now)))
 
 

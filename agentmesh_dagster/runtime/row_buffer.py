@@ -32,6 +32,7 @@ class RowBuffer:
         self._session = session
         self._entries: list[Entry] = []
         self._calls: set[str | None] = set()
+        self._calls_in_writing: set[str | None] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._committed: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -60,7 +61,8 @@ class RowBuffer:
             StoreError: The database failed, now or with rows before.
             RunRefused: Another Dagster run has taken the run over (code `lease-lost`).
         """
-        if entry.step.parent_key in self._calls:
+        parent = entry.step.parent_key
+        if parent in self._calls or parent in self._calls_in_writing:
             await self.write_with(entry)
         else:
             self.add(entry)
@@ -112,13 +114,14 @@ class RowBuffer:
             while self._entries:
                 entries, self._entries = self._entries, []
                 committed, self._committed = self._committed, None
-                self._calls.clear()
+                self._calls_in_writing, self._calls = self._calls, set()
                 try:
                     await self._session.record(*entries)
                 except Exception as error:  # noqa: BLE001 - it is raised where the rows are waited for
                     self._fail(entries, committed, error)
                     return
                 self._error = None
+                self._calls_in_writing = set()
                 if committed is not None and not committed.done():
                     committed.set_result(None)
         finally:
@@ -127,6 +130,8 @@ class RowBuffer:
     def _fail(self, entries: list[Entry], committed: asyncio.Future[None] | None, error: Exception) -> None:
         """Nothing of it was stored: the rows wait on, and the next write tries them again."""
         self._entries = [*entries, *self._entries]
+        self._calls |= self._calls_in_writing
+        self._calls_in_writing = set()
         self._error = error
         if committed is None:
             _log.warning("rows of run %s could not be written yet: %s", self._session.run.id, error)

@@ -161,6 +161,8 @@ class _NodeWork:
         self.config: NodeConfig = node.config
         self.key = scope.key(self.node.id)
         self.collect = collect
+        known = session.known_row(self.key)
+        self.has_waited = known is not None and known.status is StepStatus.WAITING
         self.unfit: AgentMeshError | None = None
         try:
             self.names = names_before(scope, self.node.id, finished)
@@ -227,6 +229,7 @@ class _NodeWork:
                 request=self.request,
                 run_level=run_level,
                 buffer=buffer,
+                has_waited=self.has_waited,
             )
             try:
                 if not self._may_begin():

@@ -278,6 +278,11 @@ class RunSession:
             code="lease-lost",
         )
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process ends its work on the run, whatever is left of it."""
+        return self.is_interrupted or self.is_overdue or self.is_lease_lost
+
     def overdue(self) -> NodeError:
         """The error of a run that has taken longer than its `timeout_s`."""
         settings = self.pinned.workflow.settings

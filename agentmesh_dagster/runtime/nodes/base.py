@@ -101,8 +101,10 @@ class _Calls:
     """How many calls have no answer."""
     made: int = 0
     """How many calls of this attempt were really made."""
-    attempt: int = 1
+    attempt: int = 0
     """Which attempt of the node it is, over all Dagster runs of its run."""
+    is_first: bool = True
+    """Whether it is the first one of this Dagster run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,14 @@ class NodeCall:
     """Runs a pass through a level of a container to its end: walks it, or where ops have, reads what became of it."""
     buffer: RowBuffer | None = None
     """Where the rows of a container's passes wait; None where ops have run them."""
+    has_waited: bool = False
+    """Whether the node goes on after a wait: what has failed in it has failed."""
     _calls: _Calls = field(default_factory=_Calls)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this attempt has waited: what has failed in it stays failed, and is not run again."""
+        return self.has_waited and self._calls.is_first
 
     @property
     def attempt(self) -> int:
@@ -125,6 +134,7 @@ class NodeCall:
 
     def begin_attempt(self, number: int) -> None:
         """Says which attempt follows."""
+        self._calls.is_first = self._calls.attempt == 0
         self._calls.attempt = number
 
     @property

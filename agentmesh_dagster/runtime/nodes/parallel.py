@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from agentmesh_dagster.records import Json, Step, StepStatus
+from agentmesh_dagster.runtime.level_end import StepFailed
 from agentmesh_dagster.runtime.level_walk import cut_off
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation, state_of
 from agentmesh_dagster.runtime.nodes.passes import Standing, body_scope, joined_writes
@@ -60,7 +61,7 @@ class ParallelNode(NodeType[ParallelConfig]):
         async def branch(index: int, name: str) -> None:
             scope = scopes[keys[name]]
             request = {"branch": name}
-            row = await standing.attempt(lambda: call.part("branch", keys[name], request, scope, index=index))
+            row = await standing.attempt(lambda: _branch(call, keys[name], request, scope, index))
             if row is not None:
                 rows[name] = row
 
@@ -92,3 +93,12 @@ class ParallelNode(NodeType[ParallelConfig]):
             state=joined_writes(call, [(keys[name], state_of(rows[name])) for name in ended]),
             counts={"branches": len(keys), "succeeded": len(ended)},
         )
+
+
+async def _branch(call: NodeCall, key: str, request: Json, scope: Scope, index: int) -> Step:
+    """Runs one branch, or replays it; one that failed before the node waited has failed."""
+    known = call.session.known_row(key)
+    is_failed = known is not None and known.status is StepStatus.FAILED
+    if call.goes_on and known is not None and is_failed and known.error is not None:
+        raise StepFailed(known.error)
+    return await call.part("branch", key, request, scope, index=index)
