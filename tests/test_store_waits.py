@@ -88,10 +88,14 @@ def test_a_wait_comes_back_as_it_was(store: Store):
     open_wait(store, wait)
     assert run(store.journal.waits("run-1")) == (wait,)
     assert stored(store, wait) == wait
-    timer = a_wait(step_key="pause", kind=WaitKind.TIMER, deadline_at=at(1), created_at=at(-1))
+    timer = a_wait(
+        step_key="pause", node_id="pause", kind=WaitKind.TIMER, deadline_at=at(1), created_at=at(-1)
+    )
     open_wait(store, timer)
     assert run(store.journal.waits("run-1")) == (timer, wait)
-    assert run(store.journal.waits("run-1", "gate")) == (wait,)
+    # Of one node, and of the steps in it.
+    assert run(store.journal.waits("run-1", wait.node_id)) == (wait,)
+    assert run(store.journal.waits("run-1", "pause")) == (timer,)
     assert run(store.journal.waits("run-2")) == ()
 
 
