@@ -513,7 +513,10 @@ class TestState:
         workflow = {
             "kind": "workflow",
             "slug": "join",
-            "state_schema": {"type": "object", "properties": {"who": {"type": "string", "default": "none"}}},
+            "state_schema": {
+                "type": "object",
+                "properties": {"who": {"type": "string", "default": "none", "reducer": "replace"}},
+            },
             "nodes": [
                 {"id": "start", "type": "start"},
                 transform("a", "{{ context.who }}", set={"who": "a"}),

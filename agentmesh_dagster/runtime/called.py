@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from agentmesh_dagster.errors import NodeError, NodeTimeout
 from agentmesh_dagster.records import Json, RunStatus
-from agentmesh_dagster.runtime.scope import Scope, step_view
+from agentmesh_dagster.runtime.closing import closing_scope
+from agentmesh_dagster.runtime.scope import Scope
 from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.documents import BodySpec
-from agentmesh_dagster.specs.names import identifier
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.nodes.base import LevelEnd, NodeCall
@@ -44,7 +43,7 @@ async def run_called(call: NodeCall, scope: Scope) -> LevelEnd:
             end = await _in_time(call, scope, timeout_s)
     except asyncio.CancelledError:
         if workflow.finally_ is not None and not call.session.is_stopping:
-            closing = _close(call, scope, "finally", workflow.finally_, RunStatus.CANCELED, None)
+            closing = _close(call, scope, "finally", workflow.finally_, RunStatus.CANCELED)
             await _bounded(closing)
         raise
     except Exception as error:
@@ -53,21 +52,28 @@ async def run_called(call: NodeCall, scope: Scope) -> LevelEnd:
         also: Exception | None = None
         if workflow.on_failure is not None:
             try:
-                await _close(call, scope, "on_failure", workflow.on_failure, failed, problem)
+                await _close(call, scope, "on_failure", workflow.on_failure, failed, error=problem)
             except Exception as another:  # noqa: BLE001 - raised when `finally` has been run
                 also = another
         if workflow.finally_ is not None:
-            await _close(call, scope, "finally", workflow.finally_, failed, problem)
+            await _close(call, scope, "finally", workflow.finally_, failed, error=problem)
         if also is not None:
             raise also from error
         raise
     if workflow.finally_ is not None:
-        await _close(call, scope, "finally", workflow.finally_, RunStatus.SUCCEEDED, None)
+        await _close(call, scope, "finally", workflow.finally_, RunStatus.SUCCEEDED, output=end.output)
     return end
 
 
 async def _close(
-    call: NodeCall, scope: Scope, name: str, body: BodySpec, status: RunStatus, error: Json
+    call: NodeCall,
+    scope: Scope,
+    name: str,
+    body: BodySpec,
+    status: RunStatus,
+    *,
+    output: Json = None,
+    error: Json = None,
 ) -> None:
     """Runs `on_failure` or `finally`.
 
@@ -75,7 +81,17 @@ async def _close(
         NodeError: Something in it would wait (code `finalizer-waits`).
         Exception: What made it fail.
     """
-    closing = _closing(call, scope, name, body, status, error)
+    closing = closing_scope(
+        call.session,
+        scope,
+        body,
+        name=name,
+        # A further attempt ends anew, and maybe otherwise.
+        number=call.attempt,
+        status=status,
+        output=output,
+        error=error,
+    )
     try:
         await call.run_level(closing)
     except Suspended as suspended:
@@ -112,24 +128,3 @@ async def _in_time(call: NodeCall, scope: Scope, timeout_s: float) -> LevelEnd:
             path=scope.owner_key,
         )
     return walking.result()
-
-
-def _closing(
-    call: NodeCall, scope: Scope, name: str, body: BodySpec, status: RunStatus, error: Json
-) -> Scope:
-    """The pass through `on_failure` or `finally` of a called workflow."""
-    # A further attempt ends anew, and maybe otherwise.
-    number = f"#{call.attempt}" if call.attempt > 1 else ""
-    owner_key = f"{scope.owner_key}/@{name}{number}"
-    steps: dict[str, Json] = {}
-    for node_id in scope.graph.nodes:
-        row = call.session.known_row(scope.key(node_id))
-        view = step_view(row) if row is not None else {**step_view(None), "status": "pending"}
-        steps[identifier(node_id)] = view
-    return replace(
-        scope,
-        level=scope.level.body(body),
-        prefix=f"{owner_key}/",
-        steps=steps,
-        run={**scope.run, "status": status.value, "error": error},
-    )

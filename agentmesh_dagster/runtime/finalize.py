@@ -8,21 +8,14 @@ on. Finished steps are replayed where a worker was killed in the middle.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
 
 from agentmesh_dagster.errors import NodeError, RunRefused
 from agentmesh_dagster.records import Claim, Entry, Json, RunStatus, StepStatus
+from agentmesh_dagster.runtime.closing import closing_scope
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.nodes.base import Say
-from agentmesh_dagster.runtime.nodes.passes import workflow_input
-from agentmesh_dagster.runtime.scope import Scope, called_scope, step_view
 from agentmesh_dagster.runtime.session import Pinned, RunSession
 from agentmesh_dagster.runtime.walker import walk
-from agentmesh_dagster.specs.documents import BodySpec
-from agentmesh_dagster.specs.expressions import render
-from agentmesh_dagster.specs.names import identifier
-
-_NEVER_RUN: Final[dict[str, Any]] = {"output": None, "error": None, "status": "pending"}
 
 
 class _FinalizingSession(RunSession):
@@ -135,7 +128,17 @@ async def finalize_run(session: RunSession, say: Say) -> None:
             continue
         say(f"{name} of run {run.id}, which is {run.status.value}")
         try:
-            await walk(session, _ending_scope(session, name, body), say)
+            scope = closing_scope(
+                session,
+                session.scope,
+                body,
+                name=name,
+                number=run.endings,
+                status=run.status,
+                output=run.output,
+                error=run.error,
+            )
+            await walk(session, scope, say)
         except RunRefused:
             raise
         except Exception as error:  # noqa: BLE001 - raised when the other body has been run
@@ -156,40 +159,3 @@ async def note_finalized(session: RunSession) -> None:
 
 async def _tell(session: RunSession, type: str, payload: Json) -> None:
     await session.environment.journal.record_events([session.event(type, None, payload)])
-
-
-def _ending_scope(session: RunSession, name: str, body: BodySpec) -> Scope:
-    """The pass through `on_failure` or `finally` for the run's present ending."""
-    run, outer = session.run, session.scope
-    key = f"@{name}" if run.endings <= 1 else f"@{name}#{run.endings}"
-    rules = outer.level.state
-    context: dict[str, Json] = dict(outer.context)
-    steps: dict[str, Json] = {}
-    for node_id in outer.graph.order:
-        row = session.known_row(outer.key(node_id))
-        steps[identifier(node_id)] = step_view(row) if row is not None else _NEVER_RUN
-        if row is not None and row.is_finished and row.routing_decision:
-            # Two that wrote one key side by side are no error here: the last in document order counts.
-            context = rules.joined(context, row.routing_decision.get("set", {}))
-    scope = Scope(
-        outer.level.body(body),
-        input=run.input,
-        run={"id": run.id, "status": run.status.value, "error": run.error},
-        prefix=f"{key}/",
-        owner_key=key,
-        steps=steps,
-        context=context,
-        upstream=run.output,
-    )
-    if body.workflow is None:
-        return scope
-    given: Json = run.output
-    if "input" in body.model_fields_set:
-        names = {
-            "input": scope.input,
-            "steps": steps,
-            "context": {**context, "last_output": run.output},
-            "run": scope.run,
-        }
-        given = render(body.input, names, where=f"{name}.input")
-    return called_scope(scope, scope.level, key, workflow_input(scope.level, given))

@@ -272,7 +272,14 @@ async def _end_below(session: RunSession, key: str, write: Callable[[Entry], Awa
     now = session.environment.clock.now()
     for row in list(session.rows_under(key)):
         if row.status in (StepStatus.WAITING, StepStatus.RUNNING):
-            await write(Entry(step=replace(row, status=StepStatus.CANCELED, finished_at=now)))
+            ended = replace(
+                row,
+                status=StepStatus.CANCELED,
+                finished_at=now,
+                # An earlier Dagster run may have begun it, and this one says so.
+                dagster_run_id=session.dagster_run_id,
+            )
+            await write(Entry(step=ended))
 
 
 def _shared_fields(session: RunSession, ask: StepAsk, fingerprint: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.faults import fault_point
-from agentmesh_dagster.records import Claim, Entry, Event, Json, Run, RunStatus, Step, Wait
+from agentmesh_dagster.records import Claim, Entry, Event, Json, Publication, Run, RunStatus, Step, Wait
 from agentmesh_dagster.runtime.ports import Journal
 
 T = TypeVar("T")
@@ -97,6 +97,9 @@ class PatientJournal:
 
     async def run(self, run_id: str) -> Run | None:
         return await self._patiently("run", lambda: self._journal.run(run_id))
+
+    async def published(self, project: str, kind: str, slug: str) -> Publication | None:
+        return await self._patiently("published", lambda: self._journal.published(project, kind, slug))
 
     async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
         return await self._write("start_child", lambda: self._journal.start_child(run, events))

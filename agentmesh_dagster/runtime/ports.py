@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from agentmesh_dagster.records import Claim, Entry, Event, Json, Run, RunStatus, Step, Wait
+from agentmesh_dagster.records import Claim, Entry, Event, Json, Publication, Run, RunStatus, Step, Wait
 
 
 class Journal(Protocol):
@@ -78,10 +78,12 @@ class Journal(Protocol):
         """The run of that id, whether a Dagster run is bound to it or not."""
         ...
 
+    async def published(self, project: str, kind: str, slug: str) -> Publication | None:
+        """What is published of a definition now, with its closure; None where nothing is."""
+        ...
+
     async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
         """Stores a `pending` run that no Dagster run works on yet, or finds it by its id.
-
-        It is of what is published of its workflow at this moment, whatever its version and publication say.
 
         A gate sensor asks Dagster for its first Dagster run, by a claim (`start`). When it ends, the event
         `EVENT_RUN_ENDED` with its id as key is sent in its project, with the payload `{run_id, status, output, error}`.

@@ -20,6 +20,7 @@ from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.levels import called_workflow
 from agentmesh_dagster.specs.names import identifier
 from agentmesh_dagster.specs.nodes import NodeConfig
+from agentmesh_dagster.specs.schema import fill_and_coerce
 from agentmesh_dagster.specs.state import StateRules
 
 if TYPE_CHECKING:
@@ -160,6 +161,11 @@ def called_scope(outer: Scope, level: Level, owner_key: str, input: Json) -> Sco
         buffer=outer.buffer,
         is_quiet=outer.is_quiet,
     )
+
+
+def workflow_input(workflow: WorkflowSpec, given: Json) -> Json:
+    """What a called workflow gets: with the defaults of its schema; what does not fit, its `start` refuses."""
+    return fill_and_coerce(workflow.input_schema, {} if given is None else given)
 
 
 def names_before(

@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection, delete, exists, select
 
 from agentmesh_dagster.clock import Clock
-from agentmesh_dagster.errors import NotFound, RunRefused, StoreError
-from agentmesh_dagster.records import Claim, Entry, Event, Json, Lease, Run, RunStatus, Step, Wait
+from agentmesh_dagster.errors import RunRefused, StoreError
+from agentmesh_dagster.records import (
+    Claim,
+    Entry,
+    Event,
+    Json,
+    Lease,
+    Publication,
+    Run,
+    RunStatus,
+    Step,
+    Wait,
+)
 from agentmesh_dagster.store.claims import load_claim, spend_claim
 from agentmesh_dagster.store.endings import mark_finalized
 from agentmesh_dagster.store.engine import Database
@@ -128,17 +138,15 @@ class StoreJournal:
         """The run of that id, whether a Dagster run is bound to it or not."""
         return await self._read(lambda connection: load_run(connection, run_id))
 
-    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
-        """Stores a `pending` run with its events, or finds it by its id; then no event is written.
+    async def published(self, project: str, kind: str, slug: str) -> Publication | None:
+        """What is published of a definition now, with its closure; None where nothing is."""
+        return await self._read(lambda connection: load_live(connection, project, kind, slug))
 
-        Raises:
-            NotFound: Its workflow is not published (code `not-published`).
-        """
+    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
+        """Stores a `pending` run with its events, or finds it by its id; then no event is written."""
 
         def write(connection: Connection) -> Run:
-            known = connection.execute(select(runs.c.id).where(runs.c.id == run.id)).first()
-            if known is None:
-                insert_run(connection, self._database, _newest(connection, run), self._clock.now())
+            if insert_run(connection, self._database, run, self._clock.now()):
                 self._step_writer.write_events(connection, events)
             row = connection.execute(select(runs).where(runs.c.id == run.id)).mappings().one()
             return load_runs(connection, [row])[0]
@@ -316,15 +324,3 @@ class StoreJournal:
     def _read_now(self, query: Callable[[Connection], T]) -> T:
         with self._database.read() as connection:
             return query(connection)
-
-
-def _newest(connection: Connection, run: Run) -> Run:
-    """The run as one of what is published of its workflow now."""
-    live = load_live(connection, run.project, run.kind, run.slug)
-    if live is None:
-        raise NotFound(
-            f"the {run.kind} {run.slug!r} is not published any more, or inactive, so that no run of it can be started: "
-            f"agentmesh publish {run.kind} {run.slug}",
-            code="not-published",
-        )
-    return replace(run, publication=live.id, version=live.version, definition_hash=live.closure_hash)

@@ -9,11 +9,10 @@ from typing import Any
 from agentmesh_dagster.records import Json, Step, Wait
 from agentmesh_dagster.runtime.nodes.base import NodeCall, Preparation
 from agentmesh_dagster.runtime.row_buffer import RowBuffer
-from agentmesh_dagster.runtime.scope import Level, Scope, called_scope, state_conflict
+from agentmesh_dagster.runtime.scope import Scope, called_scope, state_conflict, workflow_input
 from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.documents import BodySpec
 from agentmesh_dagster.specs.expressions import render
-from agentmesh_dagster.specs.schema import fill_and_coerce
 from agentmesh_dagster.specs.state import StateRules
 
 
@@ -95,12 +94,7 @@ def body_scope(
     if "input" in body.model_fields_set:
         inside = {**seen, **scope.locals, "context": {**state, "last_output": upstream}}
         given = render(body.input, inside, where=f"node {preparation.node.id!r}, config.{place}.input")
-    return called_scope(scope, level, owner_key, workflow_input(level, given))
-
-
-def workflow_input(level: Level, given: Json) -> Json:
-    """What a called workflow gets: with the defaults of its schema; what does not fit, its `start` refuses."""
-    return fill_and_coerce(level.workflow.input_schema, {} if given is None else given)
+    return called_scope(scope, level, owner_key, workflow_input(level.workflow, given))
 
 
 def joined_writes(

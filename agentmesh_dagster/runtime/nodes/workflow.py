@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import ClassVar
 
+from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Json, Run, RunSource, RunStatus
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
-from agentmesh_dagster.runtime.nodes.passes import workflow_input
-from agentmesh_dagster.runtime.scope import Level, Scope, called_scope
-from agentmesh_dagster.specs.closure import content_hash
+from agentmesh_dagster.runtime.scope import Level, Scope, called_scope, workflow_input
+from agentmesh_dagster.specs.closure import Closure, content_hash
 from agentmesh_dagster.specs.nodes import WorkflowConfig
-
-NEWEST = 0
-"""The version and publication of a run that is of whatever is published when it is stored."""
 
 
 class WorkflowNode(NodeType[WorkflowConfig]):
@@ -32,7 +29,9 @@ class WorkflowNode(NodeType[WorkflowConfig]):
         given = preparation.upstream
         if "input" in config.model_fields_set:
             given = preparation.render(config.input, "input")
-        return {"workflow": config.workflow, "input": workflow_input(_level(config, preparation), given)}
+        if not config.async_:
+            given = workflow_input(_level(config, preparation).workflow, given)
+        return {"workflow": config.workflow, "input": given}
 
     def levels(self, config: WorkflowConfig, preparation: Preparation) -> Mapping[str, Scope]:
         if config.async_:
@@ -50,8 +49,17 @@ class WorkflowNode(NodeType[WorkflowConfig]):
 
     async def _start(self, config: WorkflowConfig, call: NodeCall) -> NodeResult:
         """Stores a run that a gate sensor has Dagster begin; its id is the same in every attempt."""
-        session = call.session
-        parent, workflow = session.run, _level(config, call.preparation).workflow
+        parent, journal = call.session.run, call.environment.journal
+        slug = _level(config, call.preparation).workflow.slug
+        live = await journal.published(parent.project, "workflow", slug)
+        if live is None:
+            raise NotFound(
+                f"the workflow {slug!r} is not published any more, or inactive, so that no run of it can be started: "
+                f"agentmesh publish workflow {slug}",
+                code="not-published",
+            )
+        # The run is one of what is published now, which need not be what the caller was published with.
+        workflow = Closure.model_validate(live.closure).workflow
         digest = content_hash([parent.id, call.key])
         now = call.environment.clock.now()
         settings = workflow.settings
@@ -60,22 +68,22 @@ class WorkflowNode(NodeType[WorkflowConfig]):
             id=str(uuid.UUID(digest[:32])),
             project=parent.project,
             kind="workflow",
-            slug=workflow.slug,
-            version=NEWEST,
-            publication=NEWEST,
-            definition_hash="",
+            slug=slug,
+            version=live.version,
+            publication=live.id,
+            definition_hash=live.closure_hash,
             source=RunSource.WORKFLOW,
             triggered_by=parent.triggered_by,
             parent_run_id=parent.id,
             parent_step_key=call.key,
-            input=call.request["input"],
+            input=workflow_input(workflow, call.request["input"]),
             status=RunStatus.PENDING,
             queued_at=now,
             finalizers=workflow.finalizers,
             deadline_at=now + timedelta(seconds=limit_s) if limit_s is not None else None,
         )
-        stored = await call.environment.journal.start_child(run)
-        call.preparation.say(f"{call.key} started run {stored.id} of {workflow.slug}")
+        stored = await journal.start_child(run)
+        call.preparation.say(f"{call.key} started run {stored.id} of {slug}")
         return NodeResult(output={"run_id": stored.id}, child_run_id=stored.id)
 
 
