@@ -33,6 +33,17 @@ pytest_plugins = ["store_fixtures"]
 
 
 @pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Commands that a test calls in this process set variables, such as `DAGSTER_HOME`, which are not the next test's."""
+    before = dict(os.environ)
+    yield
+    before["PYTEST_CURRENT_TEST"] = os.environ.get("PYTEST_CURRENT_TEST", "")
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def no_load_context() -> Iterator[None]:
     """Dagster keeps how a process loaded its first code location, and tests load many."""
     yield

@@ -186,6 +186,72 @@ class TestStart:
         assert (ended.id, ended.output["status"]) == (parent.id, "failed")
         assert "division" in ended.output["error"]["message"]
 
+    def test_it_is_of_what_is_published_then_and_not_of_what_its_parent_was_published_with(
+        self, project: GateProject
+    ):
+        published(project, CHILD, PARENT)
+        newer = CHILD.replace("required: [n]", "required: [m]").replace(
+            "n: {type: integer}", "n: {type: integer}, m: {type: integer, default: 5}"
+        )
+        closing = "finally: {nodes: [{id: tidy, type: transform, config: {output: 1}}]}\n"
+        settings = "settings: {timeout_s: 60, timeout_includes_waiting: true}\n"
+        (live,) = publish_documents(project.store, newer.replace("n * 2", "m * 2") + closing + settings)
+        location = project.load()
+
+        child = child_of(project, project.waiting(location, job="parent"))
+
+        assert (child.publication, child.version, child.input) == (live.id, 2, {"n": 4, "m": 5})
+        assert child.finalizers == "always"
+        assert child.deadline_at is not None
+
+    def test_one_that_is_published_no_more_is_not_started(self, project: GateProject):
+        location = published(project, CHILD, PARENT)
+        project.store.publications.unpublish("default", "workflow", "parent", by="ann")
+        project.store.publications.unpublish("default", "workflow", "child", by="ann")
+        run = project.run(location, "parent")
+        assert (run.status, run.error["code"]) == (RunStatus.FAILED, "not-published")
+        assert project.store.runs.children(run.id) == []
+
+
+class TestRetries:
+    """A run that another one started has the retries of its Dagster instance, and tells its end after the last."""
+
+    def test_its_parent_hears_of_the_last_end_alone(self, sqlite_url: str, tmp_path: Path):
+        with gate_project(
+            sqlite_url, tmp_path / "home", "run_retries: {enabled: true, max_retries: 1}\n"
+        ) as project:
+            location = published(project, CHILD.replace("n * 2", "n / 0"), PARENT)
+            parent = project.waiting(location, job="parent", tags={"dagster/max_retries": "0"})
+            (request,) = project.tick(location).requests
+            child = project.run_request(location, request)
+            assert (child.status, child.retries_left) == (RunStatus.FAILED, 1)
+            assert project.gate(parent).status is WaitStatus.OPEN
+
+            (request,) = project.tick(location).requests
+
+            assert request.tags["agentmesh/run_id"] == child.id
+            again = project.run_request(location, request)
+            assert (again.id, again.status, again.retries_left) == (child.id, RunStatus.FAILED, 0)
+            (request,) = project.tick(location).requests
+            ended = project.run_request(location, request)
+            assert (ended.id, ended.output["status"]) == (parent.id, "failed")
+
+    def test_its_parent_hears_of_a_failure_that_may_not_be_retried(self, sqlite_url: str, tmp_path: Path):
+        settings = "run_retries: {enabled: true, max_retries: 1, retry_on_asset_or_op_failure: false}\n"
+        with gate_project(sqlite_url, tmp_path / "home", settings) as project:
+            location = published(project, CHILD.replace("n * 2", "n / 0"), PARENT)
+            parent = project.waiting(location, job="parent", tags={"dagster/max_retries": "0"})
+            (request,) = project.tick(location).requests
+            child = project.run_request(location, request)
+            assert (child.status, child.retries_left) == (RunStatus.FAILED, 1)
+            assert project.gate(parent).status is WaitStatus.OPEN
+
+            # The sensor finds that it is not to be retried, and says so.
+            assert project.tick(location).requests == []
+            (request,) = project.tick(location).requests
+            ended = project.run_request(location, request)
+            assert (ended.id, ended.output["status"]) == (parent.id, "failed")
+
 
 class TestCancel:
     def test_what_nobody_works_on_is_canceled_with_its_parent_at_every_depth(self, project: GateProject):

@@ -370,6 +370,16 @@ class TestWorkflow:
         assert result.steps["sub"].error["message"].endswith("no luck")
         assert statuses(result)["sub/@on_failure/tell"] == "succeeded"
 
+    def test_workflows_that_follow_its_end_get_the_input_that_is_said(self):
+        told = chain(note("tell", "{{ input.of }} {{ input.why }}"), slug="told")
+        closing = {"workflow": "told", "input": {"of": "{{ input.n }}", "why": "{{ run.error.code }}"}}
+        called = chain(fail(), slug="called", on_failure=closing)
+        document = chain(call("sub", "called", {"on_error": "continue"}, input={"n": 7}))
+        result = run(document, {}, told, called)
+        assert result.succeeded, result.run.error
+        assert notes() == ["7 function-failed"]
+        assert statuses(result)["sub/@on_failure/tell"] == "succeeded"
+
     def test_its_own_timeout_cuts_it_off(self):
         called = chain(
             code("hang", "hang_after", **FLOW, name="hangs", then="cleaned up"),

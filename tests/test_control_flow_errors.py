@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import pytest
@@ -28,7 +29,9 @@ from control_flow import (
 from workflow_functions import notes
 from workflow_project import open_project
 
+from agentmesh_dagster.errors import NodeError
 from agentmesh_dagster.records import RunStatus, StepStatus, WaitStatus
+from agentmesh_dagster.runtime import nested
 
 FLOW = {"module": "flow_functions"}
 ONCE = {"retry": {"max_attempts": 2, "delay_s": 0}}
@@ -309,7 +312,36 @@ class TestCancel:
             found = job.statuses(stopped)
             assert found["both/left/hang"] == "canceled"
             assert "never" not in found
-            assert "running" not in {status for key, status in found.items() if key.startswith("both/")}
+            assert "running" not in found.values()
+
+    @pytest.mark.parametrize("execution", EXECUTIONS)
+    def test_of_what_waits_ends_its_steps_too(self, execution):
+        both = parallel(left=body(gate()), right=body(note("beside")))
+        with opened_job(chain(both, note("never")), execution=execution) as job:
+            waiting = job.execute()
+            assert job.store.runs.set_status(waiting.id, [RunStatus.WAITING], RunStatus.CANCELED)
+            found = job.statuses(waiting)
+            assert (found["both"], found["both/left/ask"]) == ("canceled", "canceled")
+            assert set(found.values()) <= {"succeeded", "canceled"}
+            again = job.resume(job.store.runs.get(waiting.id))
+            assert again.status is RunStatus.WAITING
+            assert notes() == ["beside"]
+
+    def test_a_called_workflow_that_is_cut_off_cleans_up(self):
+        closing = body(note("closing", "finally {{ run.status }}"))
+        called = chain(hanging(), slug="called", **{"finally": closing})
+        document = chain(call("sub", "called", {"timeout_s": 0.3, "on_error": "continue"}, input={}))
+        result = run(document, {}, called)
+        assert result.succeeded, result.run.error
+        assert notes() == ["hang begins", "hang cleaned up", "finally canceled"]
+
+    @pytest.mark.parametrize("execution", EXECUTIONS)
+    def test_of_branches_that_lose_ends_all_that_is_in_them(self, execution):
+        slow = body(foreach("each", [1, 2], body(hanging()), concurrency=2))
+        quick = body(code("quick", "when_noted", **FLOW, names=["hang begins"], value="won"))
+        result = run(chain(parallel(slow=slow, quick=quick, wait="first")), execution=execution)
+        assert result.succeeded, result.run.error
+        assert not {"running", "waiting"} & set(statuses(result).values())
 
     def test_a_canceled_run_goes_on_where_it_was(self):
         waiting = code("x", "hang_once", name="hangs {{ item }}")
@@ -373,6 +405,23 @@ class TestResume:
             waiting = job.resume(failed)
             assert waiting.status is RunStatus.WAITING
             assert notes() == ["bad", "bad"]
+
+
+def test_an_exception_that_no_row_tells_is_not_hidden_by_one_that_a_row_does(monkeypatch):
+    """A whole workflow in one op: its end is read from the rows, and the walker itself may have failed."""
+
+    honest = nested.walk
+
+    async def failing(session, scope, say):
+        with contextlib.suppress(NodeError):
+            await honest(session, scope, say)
+        raise RuntimeError("the walker itself")
+
+    monkeypatch.setattr(nested, "walk", failing)
+    result = run(chain(fail()), execution="inline")
+    assert result.run.status is RunStatus.FAILED
+    shown = str(result.dagster_result.failure_data_for_node("agentmesh_run"))
+    assert "the walker itself" in shown
 
 
 def test_a_fan_out_and_a_called_workflow_in_processes_of_their_own(tmp_path, sqlite_url, monkeypatch):

@@ -28,11 +28,13 @@ from workflow_functions import notes
 from agentmesh_dagster.errors import ApprovalError
 from agentmesh_dagster.records import RunStatus, StepStatus, Vote, WaitKind, WaitStatus
 from agentmesh_dagster.store import open_store
+from agentmesh_dagster.store.journal import StoreJournal
 from agentmesh_dagster.testing import Answer
 
 pytestmark = pytest.mark.parametrize("execution", EXECUTIONS)
 
 RETRIED = {"retry": {"max_attempts": 2, "delay_s": 0}}
+PAUSE = {name: node(name, "delay", {"seconds": 0.4}) for name in ("before", "after")}
 CALLED = chain(note("first"), gate(), note("last"), slug="called", output="{{ steps.last.output }}")
 
 
@@ -119,8 +121,9 @@ class TestGates:
         result = run(chain(container, note("after")), {}, CALLED, execution=execution)
         assert result.run.status is RunStatus.WAITING
         assert result.dagster_result.success
+        # The gates themselves, and not what they stand in.
         assert set(result.run.suspended_steps) == {
-            key for key, status in statuses(result).items() if status == "waiting"
+            wait.step_key for wait in result.waits if wait.status is WaitStatus.OPEN
         }
         found = statuses(result)
         assert found[container["id"]] == "waiting"
@@ -312,6 +315,116 @@ class TestClosedGates:
         assert found == {"both/left/slow": WaitStatus.CANCELED, "both/right/quick": WaitStatus.DECIDED}
         with open_store(sqlite_url) as store:
             assert not store.claims.is_ready(result.run.id)
+
+
+class TestFailuresBesideGates:
+    @pytest.mark.parametrize("wait", ["any", 1])
+    def test_a_branch_that_failed_stays_failed_when_the_gate_is_answered(self, wait, execution):
+        """It is no further attempt: what failed before the gate was answered has failed."""
+        left, right = body(gate(), note("went on")), body(note("tried"), fail())
+        result = run(chain(parallel(left=left, right=right, wait=wait)), execution=execution, answers=approve)
+        assert result.succeeded, result.run.error
+        assert sorted(notes()) == ["tried", "went on"]
+        found = statuses(result)
+        assert (found["both/left"], found["both/right"]) == ("succeeded", "failed")
+        assert result.steps["both/right/bad"].attempt == 1
+
+    def test_its_own_retry_runs_it_again(self, execution):
+        left, right = body(gate("other")), body(gate(), code("bad", "fail_first", name="bad"))
+        both = parallel(left=left, right=right, wait="any", more=RETRIED)
+        answer = lambda wait: Answer(decision="rejected" if wait.step_key.endswith("other") else "approved")  # noqa: E731
+        result = run(chain(both), execution=execution, answers=answer)
+        assert result.succeeded, result.run.error
+        assert statuses(result)["both/left"] == "failed"
+
+
+class TestWaitingOn:
+    """What waits on, while something beside it is answered, writes nothing again."""
+
+    def test_a_gate_is_told_of_once(self, execution, sqlite_url):
+        asked = []
+
+        def answer(wait):
+            asked.append(wait.step_key)
+            return Answer() if wait.step_key == "each[2]/ask" or len(asked) > 3 else None
+
+        open_store(sqlite_url).close()
+        each = foreach("each", [1, 2, 3], body(gate()))
+        result = run(chain(each), execution=execution, answers=answer, database_url=sqlite_url)
+        assert result.succeeded, result.run.error
+        assert len(result.run.dagster_run_ids) == 3
+        told = Counter((event.type, event.step_key) for event in result.events)
+        for index in range(3):
+            assert told["step.waiting_human", f"each[{index}]/ask"] == 1
+
+    def test_each_node_asks_for_its_own_waits_alone(self, execution, sqlite_url, monkeypatch):
+        read = []
+        honest = StoreJournal.waits
+
+        async def counting(self, run_id, node_key=None):
+            read.append(node_key)
+            return await honest(self, run_id, node_key)
+
+        monkeypatch.setattr(StoreJournal, "waits", counting)
+        open_store(sqlite_url).close()
+        each = foreach("each", [1, 2, 3], body(gate(), note("last")))
+        result = run(chain(each), execution=execution, answers=approve, database_url=sqlite_url)
+        assert result.succeeded, result.run.error
+        assert Counter(key for key in read if key is not None) == {f"each[{n}]/ask": 1 for n in range(3)}
+
+
+class TestTimeOfCalledWorkflows:
+    """`settings.timeout_s` of a called workflow counts on where its call goes on."""
+
+    def called(self, **settings):
+        return chain(PAUSE["before"], gate(), PAUSE["after"], slug="called", settings=settings)
+
+    @pytest.mark.parametrize("container", ["workflow", "foreach"])
+    def test_working_time_is_that_of_all_dagster_runs(self, container, execution):
+        containers = {
+            "workflow": call("sub", "called", input={}),
+            "foreach": foreach("sub", [1], {"workflow": "called", "input": {}}),
+        }
+        document = chain(containers[container])
+        late = run(document, {}, self.called(timeout_s=0.6), execution=execution, answers=approve)
+        assert late.run.status is RunStatus.FAILED
+        assert late.run.error["code"] == "timeout"
+        [wait] = late.waits
+        assert wait.status is WaitStatus.DECIDED
+        fine = run(document, {}, self.called(timeout_s=30), execution=execution, answers=approve)
+        assert fine.succeeded, fine.run.error
+
+    def test_waiting_counts_where_its_settings_say_so_and_its_end_wakes_the_run(self, execution):
+        called = self.called(timeout_s=60, timeout_includes_waiting=True)
+        document = chain(call("sub", "called", {"on_error": "continue"}, input={}), note("after"))
+        waiting = run(document, {}, called, execution=execution)
+        timer, asked = sorted(waiting.waits, key=lambda wait: wait.kind is not WaitKind.TIMER)
+        assert (timer.step_key, asked.step_key) == ("sub", "sub/ask")
+        assert 0 < (timer.deadline_at - waiting.steps["sub"].started_at).total_seconds() < 61
+
+        only_time = lambda wait: Answer() if wait.kind is WaitKind.TIMER else None  # noqa: E731
+        late = run(document, {}, called, execution=execution, answers=only_time)
+        assert late.succeeded, late.run.error
+        assert late.steps["sub"].error["code"] == "timeout"
+        assert notes() == ["after"]
+        assert {wait.step_key: wait.status for wait in late.waits}["sub/ask"] is WaitStatus.CANCELED
+
+        only_people = lambda wait: Answer() if wait.kind is WaitKind.HUMAN else None  # noqa: E731
+        fine = run(document, {}, called, execution=execution, answers=only_people)
+        assert fine.steps["sub"].status is StepStatus.SUCCEEDED
+        assert {wait.kind: wait.status for wait in fine.waits}[WaitKind.TIMER] is WaitStatus.CANCELED
+
+    def test_so_does_the_timeout_of_a_container(self, execution):
+        each = foreach("each", [1], body(PAUSE["before"], gate(), PAUSE["after"]), more={"timeout_s": 0.6})
+        result = run(chain(each), execution=execution, answers=approve)
+        assert result.run.error["code"] == "timeout"
+
+
+def test_the_finally_of_a_called_workflow_does_not_wait(execution):
+    called = chain(note("a"), slug="called", **{"finally": body(note("closing"), gate())})
+    result = run(chain(call("sub", "called", input={})), {}, called, execution=execution, answers=approve)
+    assert (result.run.status, result.run.error["code"]) == (RunStatus.FAILED, "finalizer-waits")
+    assert notes() == ["a", "closing"]
 
 
 def test_a_rejection_in_a_branch_fails_what_had_waited_with_it(execution):

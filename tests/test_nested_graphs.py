@@ -222,7 +222,7 @@ class TestBranches:
         # The op that waits shows the question; the container's last op yields nothing, so nothing behind it runs.
         assert outputs_of(waiting.dagster_result, "both.left.ask")["waiting"]["waits for"] == "May ask go on?"
         assert outputs_of(waiting.dagster_result, "both.agentmesh_end") == {}
-        assert outputs_of(waiting.dagster_result, "agentmesh_finish")["done"]["waits at"] == "both"
+        assert outputs_of(waiting.dagster_result, "agentmesh_finish")["done"]["waits at"] == "both/left/ask"
         assert notes() == ["before", "beside"]
 
     def test_what_ran_before_a_gate_in_a_branch_runs_once(self):
@@ -398,6 +398,25 @@ class TestFanOut:
         assert result.run.output == ["a", "b"]
         assert notes() == ["before", "before", "after", "after"]
 
+    def test_an_item_shows_what_it_waits_for_or_came_to(self):
+        asks = {
+            "id": "check",
+            "type": "branch",
+            "config": {"conditions": [{"handle": "big", "when": "item > 1"}]},
+        }
+        inner = {"nodes": [asks, gate("ask")], "edges": [edge("check", "ask", "big")]}
+        each = foreach("each")
+        each["config"]["body"] = inner
+        result = run_workflow([chain(each)], {"items": [1, 2]}, function_modules=FUNCTIONS)
+        assert result.run.status is RunStatus.WAITING
+        done, waiting = (
+            outputs_of(result.dagster_result, f"each.agentmesh_item[{n}]")["done"] for n in range(2)
+        )
+        assert (done["item"], done["status"]) == ("0", "succeeded")
+        assert waiting["waits for"] == "May ask go on?"
+        assert "agentmesh approvals approve" in waiting["how to decide"]
+        assert outputs_of(result.dagster_result, "agentmesh_finish")["done"]["waits at"] == "each[1]/ask"
+
     def test_an_item_that_fails_fails_the_run_with_its_error(self):
         each = foreach("each", note("seen", "{{ item }}"), transform("half", "{{ 6 / item }}"))
         result = run_workflow([chain(each)], {"items": [1, 0, 3]}, function_modules=FUNCTIONS)
@@ -519,6 +538,23 @@ def test_the_same_under_every_executor(project):
     assert "each.agentmesh_item[0]" in dagster_steps
     assert found["in_process"] == found["threads"]
     assert found["multiprocess"] == found["threads"]
+
+
+def test_a_fan_out_beside_a_branch_that_fails_ends_by_its_items(project):
+    """The items have processes of their own, which end before or after the failure: their container says which."""
+    each = foreach("each", note("seen", "{{ item }}"), items="{{ [1, 2] }}")
+    both = parallel("both", left=body(fail_first("bad", failures=9)), right=body(each))
+    project.publish(chain(both, settings={"executor": "multiprocess"}))
+    result = project.execute("nested", {"x": 1})
+    assert not result.success
+    found = {key: step.status.value for key, step in project.steps(result.run_id).items()}
+    assert (found["both"], found["both/left"]) == ("failed", "failed")
+    assert (
+        found["both/right/each"] == found["both/right/each[0]"] == found["both/right/each[1]"] == "succeeded"
+    )
+    assert "running" not in found.values()
+    # A retry finds all that ended.
+    assert sorted(notes()) == ["bad", "seen", "seen"]
 
 
 def test_a_run_that_fails_in_a_step_process_leaves_no_container_at_work(project):

@@ -150,13 +150,16 @@ def _construct_branch(place: Place, level: Level) -> dg.GraphDefinition:
     """The graph of a branch: its input begins all roots, and each sink has an output."""
     parts = _construct_level(place, level)
     graph = level.graph
-    sinks = [identifier(name) for name in graph.sinks]
     return dg.GraphDefinition(
         name=place.definition_name(),
+        description=f"Branch {place.path[-1]!r} of {place.path[-2]!r}.",
         node_defs=parts.nodes,
         dependencies=parts.wires,
         input_mappings=[_mapped_input(identifier(name)) for name in graph.nodes if not graph.incoming[name]],
-        output_mappings=[_mapped_output(f"{sink}__{DONE}", sink, DONE) for sink in sinks],
+        output_mappings=[
+            _mapped_output(f"{identifier(name)}__{DONE}", identifier(name), DONE, f"{name} is decided.")
+            for name in graph.sinks
+        ],
     )
 
 

@@ -10,7 +10,7 @@ import dagster as dg
 from agentmesh_dagster.compiler.item_keys import NO_ITEM, item_key, mapping_key
 from agentmesh_dagster.compiler.ops import RESOURCE_KEY, UPSTREAM, Host, Place, construct_outs, live_outputs
 from agentmesh_dagster.compiler.ports import DONE, Port
-from agentmesh_dagster.compiler.shown import construct_op_tags
+from agentmesh_dagster.compiler.shown import construct_op_tags, output_metadata, waiting_metadata
 from agentmesh_dagster.constants import BEGIN_OP, END_OP, ITEM_OP
 from agentmesh_dagster.runtime.nested import fanned_items, run_fanned_item
 from agentmesh_dagster.runtime.nodes.base import Say
@@ -102,12 +102,14 @@ def build_item_op(place: Place, node: NodeSpec) -> dg.OpDefinition:
             return
         item = item_key(key)
 
-        async def body(session: RunSession, say: Say) -> None:
-            await run_fanned_item(session, await place.scope(session), node.id, item, say)
+        async def body(session: RunSession, say: Say) -> NodeOutcome:
+            return await run_fanned_item(session, await place.scope(session), node.id, item, say)
 
-        host.work(context, place.pinned, body)
+        outcome = host.work(context, place.pinned, body)
+        is_waiting = outcome.state is NodeState.UNDECIDED
+        shown = waiting_metadata(outcome.waits) if is_waiting else output_metadata(outcome)
         # An item that waits yields it too: what collects the items reads the journal.
-        yield dg.Output(None, DONE, metadata={"item": item})
+        yield dg.Output(None, DONE, metadata={"item": item, **shown})
 
     return dg.OpDefinition(
         compute_fn=compute,

@@ -16,6 +16,7 @@ from agentmesh_dagster.compiler.ports import DONE, WAITING, Port
 from agentmesh_dagster.compiler.shown import (
     construct_op_tags,
     construct_pool,
+    listed,
     may_wait,
     output_metadata,
     preview,
@@ -174,7 +175,7 @@ def _ending_op(
             raise dg.Failure(
                 description=end.error["message"], metadata={"code": end.error["code"]}, allow_retries=False
             )
-        shown = {"waits at": ", ".join(end.waits_at)} if end.waits_at else {"output": preview(end.output)}
+        shown = {"waits at": listed(end.waits_at)} if end.waits_at else {"output": preview(end.output)}
         yield dg.Output(None, DONE, metadata={"status": end.status.value, **shown})
 
     return dg.OpDefinition(

@@ -158,6 +158,12 @@ def usage_metadata(row: Step) -> dict[str, Any]:
     }
 
 
+def listed(keys: Sequence[str]) -> str:
+    """Step keys for people, as many as can be read."""
+    left = len(keys) - SHOWN_WAITS
+    return ", ".join(keys[:SHOWN_WAITS]) + (f" and {left} more" if left > 0 else "")
+
+
 def preview(value: Json) -> dg.MetadataValue[Any]:
     """An output for people, bounded."""
     text = json.dumps(value, ensure_ascii=False)

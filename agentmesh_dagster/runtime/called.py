@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from agentmesh_dagster.errors import NodeError, NodeTimeout
-from agentmesh_dagster.records import Json, RunStatus
+from agentmesh_dagster.records import Json, RunStatus, StepStatus, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.closing import closing_scope
 from agentmesh_dagster.runtime.scope import Scope
 from agentmesh_dagster.runtime.waiting import Suspended
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 CLOSING_S: Final = 4.0
 """How long the `finally` of a called workflow may take that is cut off."""
 
+_UNDER_WAY: Final = (StepStatus.RUNNING, StepStatus.WAITING)
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,17 +34,14 @@ async def run_called(call: NodeCall, scope: Scope) -> LevelEnd:
     own `finally` follows.
 
     Raises:
-        NodeTimeout: It took longer than its `settings.timeout_s`; the time for which it waited does not count.
+        NodeTimeout: It took longer than its `settings.timeout_s`; the time for which it waited counts where its
+            settings say so (`timeout_includes_waiting`).
         Suspended: Something in it waits.
         Exception: What made it fail.
     """
     workflow = scope.level.workflow
-    timeout_s = workflow.settings.timeout_s
     try:
-        if timeout_s is None:
-            end = await call.run_level(scope)
-        else:
-            end = await _in_time(call, scope, timeout_s)
+        end = await _in_time(call, scope)
     except asyncio.CancelledError:
         if workflow.finally_ is not None and not call.session.is_stopping:
             closing = _close(call, scope, "finally", workflow.finally_, RunStatus.CANCELED)
@@ -113,18 +114,55 @@ async def _bounded(closing: Coroutine[Any, Any, None]) -> None:
         _log.warning("a called workflow that was cut off could not run its 'finally': %s", task.exception())
 
 
-async def _in_time(call: NodeCall, scope: Scope, timeout_s: float) -> LevelEnd:
+async def _in_time(call: NodeCall, scope: Scope) -> LevelEnd:
+    """Runs the workflow's nodes, and cuts them off when its time is over."""
+    settings, session = scope.level.workflow.settings, call.session
+    if settings.timeout_s is None:
+        return await call.run_level(scope)
+    label = "timeout" if call.attempt == 1 else f"timeout#{call.attempt}"
+    timer = session.wait(scope.owner_key or "", label)
+    left_s = settings.timeout_s - _passed_s(call, scope)
+    over = NodeTimeout(
+        f"workflow {scope.level.workflow.slug!r}, called at {scope.owner_key!r}, took longer than its "
+        f"settings.timeout_s = {settings.timeout_s:g} and was cut off",
+        path=scope.owner_key,
+    )
+    if left_s <= 0 or (timer is not None and timer.status is not WaitStatus.OPEN):
+        raise over
     walking = asyncio.ensure_future(call.run_level(scope))
+    ends_at = session.environment.clock.now() + timedelta(seconds=left_s)
     try:
-        done, _ = await asyncio.wait([walking], timeout=timeout_s)
+        done, _ = await asyncio.wait([walking], timeout=left_s)
     finally:
         if not walking.done():
             walking.cancel()
             await asyncio.wait([walking])
     if not done:
-        raise NodeTimeout(
-            f"workflow {scope.level.workflow.slug!r}, called at {scope.owner_key!r}, took longer than its "
-            f"settings.timeout_s = {timeout_s:g} and was cut off",
-            path=scope.owner_key,
-        )
-    return walking.result()
+        raise over
+    try:
+        return walking.result()
+    except Suspended as suspended:
+        if not settings.timeout_includes_waiting:
+            raise
+        # Somebody must come back when the time is over, whatever else is waited for.
+        if timer is None:
+            timer = replace(
+                call.new_wait(WaitKind.TIMER, scope.owner_key or "", label),
+                title=f"{scope.owner_key}: the time of workflow {scope.level.workflow.slug}",
+                deadline_at=ends_at,
+            )
+        raise Suspended([*suspended.waits, timer], suspended.superseded) from None
+
+
+def _passed_s(call: NodeCall, scope: Scope) -> float:
+    """How much of its time a called workflow has used up, in Dagster runs before this one.
+
+    Working time is what its row had counted when it began to wait; what a worker did that was killed after the wait is
+    in no row, and does not count.
+    """
+    row = call.session.known_row(scope.owner_key or "")
+    if row is None or row.status not in _UNDER_WAY or row.started_at is None:
+        return 0.0
+    if scope.level.workflow.settings.timeout_includes_waiting:
+        return (call.environment.clock.now() - row.started_at).total_seconds()
+    return (row.duration_ms or 0) / 1000

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentmesh_dagster.errors import NodeError
-from agentmesh_dagster.records import Json, RunStatus, Step, StepStatus
+from agentmesh_dagster.records import Json, RunStatus, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.level_end import first_failure, never_run, settled_rows, workflow_output
 from agentmesh_dagster.runtime.routing import NodeState
 from agentmesh_dagster.runtime.session import RunSession
@@ -20,13 +20,18 @@ class RunEnd:
     output: Json = None
     error: Json = None
     waits_at: tuple[str, ...] = ()
-    """The nodes that wait."""
+    """The steps that wait."""
 
 
 async def finish_run(session: RunSession) -> RunEnd:
     """Writes the rows of skipped nodes, decides how the run ended, and writes that."""
     rows, states = await settled_rows(session, session.scope)
     end = decide_end(session, rows, states)
+    if end.waits_at:
+        # Of all step processes, and down to the gates themselves.
+        waits = await session.environment.journal.waits(session.run.id)
+        keys = {wait.step_key: None for wait in waits if wait.status is WaitStatus.OPEN}
+        end = replace(end, waits_at=tuple(keys) or end.waits_at)
     await session.end(end.status, output=end.output, error=end.error)
     return end
 

@@ -96,6 +96,8 @@ _EVENTS = {
     "tool": ("tool.request", "tool.response", "tool.response"),
 }
 _NODE_EVENTS = ("step.started", "step.completed", "step.failed")
+_NOTED_MS = 1000
+"""A step that waits on after so much work says how long it has worked by now."""
 _PARTS = ("item", "iteration", "branch")
 """Kinds whose begin is no event: their nodes' are."""
 _LEVEL_OWNERS = ("node", "item", "iteration", "branch")
@@ -149,6 +151,8 @@ async def journalled_step(
     # A row is made where one is written, and not changed: thousands of steps go through here.
     shared = _shared_fields(session, ask, fingerprint)
     shared |= {"queued_at": known.queued_at if known else now, "started_at": started_at}
+    # Of a step that waits or goes on: how long it has worked so far.
+    worked_ms = (known.duration_ms if known is not None and goes_on else None) or 0
     settled: StepAnswer | None = None
     if known is not None and not ask.idempotent and known.status in (StepStatus.RUNNING, StepStatus.UNKNOWN):
         told = await settle_cut_off(session, ask, known)
@@ -162,7 +166,9 @@ async def journalled_step(
         waiting.append(session.event(started, ask.key, payload))
     announcement: Entry | None = None
     if ask.announce and settled is None and not waits_on:
-        row = Step(**shared, attempt=progress.attempt, status=StepStatus.RUNNING)
+        row = Step(
+            **shared, attempt=progress.attempt, status=StepStatus.RUNNING, duration_ms=worked_ms or None
+        )
         announcement = Entry(step=row, events=tuple(waiting), used=tuple(used))
         waiting = []
     began = clock.monotonic_s()
@@ -216,15 +222,23 @@ async def journalled_step(
         else:
             answer = await call(progress)
     except Suspended as suspended:
-        row = Step(**shared, attempt=progress.attempt, status=StepStatus.WAITING)
+        stretch_ms = round((clock.monotonic_s() - began) * 1000)
+        row = Step(
+            **shared,
+            attempt=progress.attempt,
+            status=StepStatus.WAITING,
+            duration_ms=worked_ms + stretch_ms,
+        )
+        is_unchanged = waits_on and stretch_ms < _NOTED_MS
         if not is_node:
-            if not waits_on:
+            if not is_unchanged:
                 await write(Entry(step=row, events=tuple(waiting)))
             raise
         opened = [wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None]
-        if waits_on and known is not None and not opened and not suspended.superseded:
+        if known is not None and is_unchanged and not opened and not suspended.superseded:
             return known, False
-        waiting.append(_waiting_event(session, row, suspended))
+        if not waits_on or opened:
+            waiting.append(_waiting_event(session, row, suspended))
         await write(
             Entry(
                 step=row,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from agentmesh_dagster.errors import AgentMeshError, RunRefused
-from agentmesh_dagster.records import RunStatus, StepStatus
+from agentmesh_dagster.records import RunStatus, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.finish import RunEnd, finish_run
 from agentmesh_dagster.runtime.level_end import settled_rows
 from agentmesh_dagster.runtime.level_walk import walk_level
@@ -22,7 +22,7 @@ from agentmesh_dagster.runtime.nodes.foreach import (
 )
 from agentmesh_dagster.runtime.routing import NodeState
 from agentmesh_dagster.runtime.row_buffer import RowBuffer
-from agentmesh_dagster.runtime.run_node import run_node
+from agentmesh_dagster.runtime.run_node import NodeOutcome, run_node
 from agentmesh_dagster.runtime.scope import Scope, names_before
 from agentmesh_dagster.runtime.session import RunSession
 from agentmesh_dagster.runtime.waiting import Suspended
@@ -60,8 +60,13 @@ async def fanned_items(session: RunSession, scope: Scope, node_id: str) -> tuple
     return tuple(item.name for item in await _items(session, scope, node_id))
 
 
-async def run_fanned_item(session: RunSession, scope: Scope, node_id: str, item_name: str, say: Say) -> None:
+async def run_fanned_item(
+    session: RunSession, scope: Scope, node_id: str, item_name: str, say: Say
+) -> NodeOutcome:
     """Runs one item of a fanned-out `foreach`; one that waits is noted in its row.
+
+    Returns:
+        The item's row; in state `UNDECIDED`, what it waits for.
 
     Raises:
         Exception: What made it fail, where `on_item_error` does not put up with it.
@@ -81,12 +86,15 @@ async def run_fanned_item(session: RunSession, scope: Scope, node_id: str, item_
         return await walk_level(session, level.walked(buffer), say, run_node)
 
     call = NodeCall(preparation=preparation, key=key, request=None, run_level=run_level, buffer=buffer)
+    own_key = item_key(key, item_name)
     try:
-        await run_item(config, call, item, tally)
+        row = await run_item(config, call, item, tally)
     except Suspended:
-        return
+        waits = tuple(wait for wait in session.waits_under(own_key) if wait.status is WaitStatus.OPEN)
+        return NodeOutcome(state=NodeState.UNDECIDED, row=session.known_row(own_key), waits=waits)
     finally:
         await buffer.flush()
+    return NodeOutcome(state=NodeState.FINISHED, row=row)
 
 
 async def run_inline(session: RunSession, say: Say) -> RunEnd:
@@ -102,9 +110,11 @@ async def run_inline(session: RunSession, say: Say) -> RunEnd:
         return await finish_run(session)
     except RunRefused:
         raise
-    except Exception:
+    except Exception as error:
         end = await finish_run(session)
-        if end.status is not RunStatus.FAILED:
+        rows = (session.known_row(name) for name in session.scope.graph.order)
+        told = [end.error, *(row.error for row in rows if row is not None)]
+        if end.status is not RunStatus.FAILED or session.error_json(error) not in told:
             # No row tells it, so no row may stand for it.
             raise
         return end

@@ -163,6 +163,8 @@ class _NodeWork:
         self.collect = collect
         known = session.known_row(self.key)
         self.has_waited = known is not None and known.status is StepStatus.WAITING
+        self.worked_s = (known.duration_ms or 0) / 1000 if known is not None and self.has_waited else 0.0
+        """How long it worked before it waited."""
         self.unfit: AgentMeshError | None = None
         try:
             self.names = names_before(scope, self.node.id, finished)
@@ -288,8 +290,10 @@ class _NodeWork:
             timeout_s = self.scope.level.workflow.settings.node_timeout_s
         if timeout_s is None:
             return await self.type.run(self.config, call)
+        # The time of an attempt goes on where it waited.
+        left_s = max(0.0, timeout_s - self.worked_s) if call.goes_on else timeout_s
         body = asyncio.ensure_future(self.type.run(self.config, call))
-        if not await _finishes(body, timeout_s):
+        if not await _finishes(body, left_s):
             raise NodeTimeout(
                 f"node {self.key!r} took longer than its timeout_s = {timeout_s:g} and was cut off",
                 path=self.key,

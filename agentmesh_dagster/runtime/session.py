@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -495,7 +495,7 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
         if not is_bound:
             payload = {"dagster_run_id": launch.dagster_run_id, "reason": claim.reason if claim else "retry"}
             session.run = await journal.bind_run(
-                run,
+                replace(run, retries_left=launch.max_retries) if run.status is RunStatus.PENDING else run,
                 launch.dagster_run_id,
                 [session.event("run.resumed", None, payload)],
                 claim=claim.id if claim else None,

@@ -41,6 +41,14 @@ def ends_waits(status: RunStatus, error: Json) -> bool:
     return status in _ENDS_WAITS or (status is RunStatus.FAILED and is_run_timeout(error))
 
 
+def is_retried(run: RowMapping, status: RunStatus) -> bool:
+    """Whether a run that comes to a status is yet to be retried by AgentMesh, as far as its row says.
+
+    Whoever finds that it may not be says so (`Runs.give_up_retries`).
+    """
+    return status is RunStatus.FAILED and bool(run["by_claim"]) and run["retries_left"] > 0
+
+
 def is_run_timeout(error: Json) -> bool:
     """Whether a run's error is that its time was over."""
     return isinstance(error, dict) and cast("dict[str, Json]", error).get("code") == RUN_TIMEOUT

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, text, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, not_, select, text, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.constants import EVENT_RUN_ENDED
@@ -16,7 +16,7 @@ from agentmesh_dagster.specs.decisions import check_received, received_answer
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.exact import exact_text, exact_values, to_text
 from agentmesh_dagster.store.run_rows import RUN_JSON, insert_events, lock_at_once, lock_runs, restored
-from agentmesh_dagster.store.tables import KEPT_EVENTS, OPEN_EVENT_WAITS, inbox, runs, waits
+from agentmesh_dagster.store.tables import KEPT_EVENTS, OPEN_EVENT_WAITS, RETRIED_RUNS, inbox, runs, waits
 from agentmesh_dagster.store.wait_rows import close_wait, refuse_nul, wait_event, wait_record
 
 MAX_KEPT: Final = 1_000
@@ -222,6 +222,8 @@ def _take_end(connection: Connection, database: Database, clock: Clock, wait: Wa
         runs.c.project == wait.project,
         runs.c.parent_run_id.is_not(None),
         runs.c.status.in_(_FINAL),
+        # What is yet to be retried has not come to its end.
+        not_(text(RETRIED_RUNS)),
     )
     row = connection.execute(query).mappings().first()
     if row is None:

@@ -13,7 +13,13 @@ from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound, RunRefused
 from agentmesh_dagster.records import Claim, Event, Json, Lease, Run, RunStatus, StepStatus
 from agentmesh_dagster.store.claims import bind_claim, give_back
-from agentmesh_dagster.store.endings import announce_ending, counted_ending, ends_waits, is_run_timeout
+from agentmesh_dagster.store.endings import (
+    announce_ending,
+    counted_ending,
+    ends_waits,
+    is_retried,
+    is_run_timeout,
+)
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.exact import exact_text
 from agentmesh_dagster.store.inserts import CompiledInsert
@@ -31,6 +37,7 @@ from agentmesh_dagster.store.wait_changes import close_waits_of_run, reopen_wait
 
 # A further Dagster run that comes to such a run without a claim is a retry that Dagster made.
 _CUT_OFF: Final = (RunStatus.FAILED.value, RunStatus.RUNNING.value)
+_LEVEL_OWNERS: Final = ("node", "item", "iteration", "branch")
 
 
 def move_run(
@@ -100,12 +107,7 @@ def move_run(
             kept = restored(row, RUN_JSON)
             values["exact"] = exact_text({**kept, "output": output, "error": error})
     elif status is RunStatus.WAITING:
-        waiting = select(steps.c.key).where(
-            steps.c.run_id == run_id, steps.c.status == StepStatus.WAITING.value
-        )
-        values.update(
-            suspended_at=at, suspended_steps=list(connection.execute(waiting.order_by(steps.c.key)).scalars())
-        )
+        values.update(suspended_at=at, suspended_steps=_waiting_steps(connection, run_id))
     elif status is RunStatus.RUNNING and row["started_at"] is None:
         values["started_at"] = at
     if status is RunStatus.CANCELED and row["claim_id"] is not None:
@@ -115,10 +117,34 @@ def move_run(
     connection.execute(update(runs).where(runs.c.id == run_id).values(**values))
     if ends_waits(status, error):
         close_waits_of_run(connection, run_id, at)
+        _call_off_steps(connection, run_id, at)
     insert_events(connection, database, records)
-    if status.is_final:
+    if status.is_final and not is_retried(row, status):
         announce_ending(connection, database, clock, row)
     return True
+
+
+def _waiting_steps(connection: Connection, run_id: str) -> list[str]:
+    """The keys of the steps that wait, and in which nothing else does."""
+    query = select(steps.c.key, steps.c.parent_key).where(
+        steps.c.run_id == run_id, steps.c.status == StepStatus.WAITING.value
+    )
+    waiting = connection.execute(query).all()
+    holders = {parent_key for _, parent_key in waiting}
+    return sorted(key for key, _ in waiting if key not in holders)
+
+
+def _call_off_steps(connection: Connection, run_id: str, at: datetime) -> None:
+    """Ends what waits in a run that has ended, and the nodes that its Dagster runs left in the middle.
+
+    Calls that were cut off keep their row: it says that nobody knows whether they took effect.
+    """
+    is_cut_off = (steps.c.status == StepStatus.RUNNING.value) & steps.c.kind.in_(_LEVEL_OWNERS)
+    connection.execute(
+        update(steps)
+        .where(steps.c.run_id == run_id, or_(steps.c.status == StepStatus.WAITING.value, is_cut_off))
+        .values(status=StepStatus.CANCELED.value, finished_at=at)
+    )
 
 
 def bind_run(
@@ -201,8 +227,11 @@ def _continued(
     changed.update(by_claim=claim is not None, retries_left=max(0, row["retries_left"] - is_retry))
     status = RunStatus(row["status"])
     if status is RunStatus.PENDING:
-        begins = replace(run, status=RunStatus.RUNNING) if claim is not None else run
-        return changed | _begun(begins, now)
+        if claim is None:
+            return changed | _begun(run, now)
+        # Who begins what another run started knows how often it may be retried.
+        begins = replace(run, status=RunStatus.RUNNING)
+        return changed | _begun(begins, now) | {"retries_left": run.retries_left}
     changed.update(
         status=RunStatus.RUNNING.value,
         resumed_at=now,

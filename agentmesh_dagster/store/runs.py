@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
-from sqlalchemy import RowMapping, and_, delete, not_, or_, select, text, update
+from sqlalchemy import Connection, RowMapping, and_, delete, not_, or_, select, text, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Event, Json, Lease, Run, RunSource, RunStatus, Step
+from agentmesh_dagster.store.endings import announce_ending, is_retried
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.run_changes import move_run
 from agentmesh_dagster.store.run_rows import (
@@ -30,6 +31,8 @@ from agentmesh_dagster.store.run_rows import (
 )
 from agentmesh_dagster.store.run_stats import RunStats, load_stats
 from agentmesh_dagster.store.tables import OVERDUE_RUNS, dagster_runs, events, leases, runs, steps
+
+T = TypeVar("T")
 
 _STILL: Final = tuple(status.value for status in RunStatus if status.is_final or status is RunStatus.WAITING)
 
@@ -210,13 +213,18 @@ class Runs:
             )
 
     def give_up_retries(self, run_id: str) -> None:
-        """Lets a failed run ask no more to be retried by itself."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(runs)
-                .where(runs.c.id == run_id, runs.c.status == RunStatus.FAILED.value)
-                .values(retries_left=0)
-            )
+        """Lets a failed run ask no more to be retried by itself: it has come to its end, and says so."""
+
+        def write(connection: Connection) -> None:
+            query = select(runs).where(runs.c.id == run_id, runs.c.status == RunStatus.FAILED.value)
+            row = connection.execute(query.with_for_update(key_share=True)).mappings().first()
+            if row is None:
+                return
+            connection.execute(update(runs).where(runs.c.id == run_id).values(retries_left=0))
+            if is_retried(row, RunStatus.FAILED):
+                announce_ending(connection, self._database, self._clock, row)
+
+        self._locked(run_id, write)
 
     def lease(self, run_id: str) -> Lease | None:
         """The lease on a run; None where nobody holds or held one since it was last given back."""
@@ -297,23 +305,31 @@ class Runs:
         Raises:
             NotFound: There is no such run (code `no-run`).
         """
+
+        def write(connection: Connection) -> bool:
+            return move_run(
+                connection,
+                self._database,
+                self._clock,
+                run_id,
+                to,
+                expected=[status.value for status in from_statuses],
+                at=at or self._clock.now(),
+                output=output,
+                error=error,
+                records=events,
+            )
+
+        return self._locked(run_id, write)
+
+    def _locked(self, run_id: str, write: Callable[[Connection], T]) -> T:
+        """Writes with a run locked, and with all further ones that the write turns out to need."""
         run_ids = {run_id}
         for _ in range(MAX_LOCKINGS):
             try:
                 with self._database.write() as connection:
                     lock_runs(connection, run_ids)
-                    return move_run(
-                        connection,
-                        self._database,
-                        self._clock,
-                        run_id,
-                        to,
-                        expected=[status.value for status in from_statuses],
-                        at=at or self._clock.now(),
-                        output=output,
-                        error=error,
-                        records=events,
-                    )
+                    return write(connection)
             except RunsBusy as busy:
                 run_ids |= busy.run_ids
         raise still_busy(run_id)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentmesh_dagster.constants import HANDLE_ERROR, HANDLE_REJECTED, HANDLE_TIMEOUT
+from agentmesh_dagster.constants import HANDLE_ERROR
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs.documents import NodeSpec
 from agentmesh_dagster.specs.graph import Edge, Graph
-from agentmesh_dagster.specs.nodes import BranchConfig, HumanConfig, NodeConfig, WebhookConfig
+from agentmesh_dagster.specs.nodes import NodeConfig
+from agentmesh_dagster.validation.choices import choices
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def ways_out(node: NodeSpec, config: NodeConfig | None, outgoing: Sequence[Edge]
         outgoing: The edges that leave it.
     """
     own = config.handles() if config is not None else ()
-    ends = list(_ends(config, own))
+    ends: list[Collection[str | None]] = [*choices(config)]
     routes = node.on_error == "route"
     if not ends:
         hidden = HANDLE_ERROR if routes and HANDLE_ERROR not in own else ""
@@ -165,24 +166,6 @@ def ways_out(node: NodeSpec, config: NodeConfig | None, outgoing: Sequence[Edge]
         ends.append({HANDLE_ERROR})
     ways = [[edge for edge in outgoing if edge.handle in chosen] for chosen in ends]
     return [way for way in ways if way]
-
-
-def _ends(config: NodeConfig | None, own: Sequence[str]) -> Iterator[Collection[str | None]]:
-    """The handles that a node may choose together, for each of its choices; nothing for types that choose none."""
-    match config:
-        case BranchConfig(mode="first"):
-            yield from ({handle} for handle in own)
-        case HumanConfig():
-            # A rejection or a timeout takes no edge without a handle.
-            lone = {HANDLE_TIMEOUT} | ({HANDLE_REJECTED} - set(config.options or ()))
-            decided = [handle for handle in own if handle not in lone]
-            yield from [{None, *decided}] if config.multiple else ({None, handle} for handle in decided)
-            yield from ({handle} for handle in own if handle in lone)
-        case WebhookConfig(on_timeout="route"):
-            yield {None}
-            yield {HANDLE_TIMEOUT}
-        case _:
-            return
 
 
 def choice_text(ways: Sequence[Sequence[Edge]]) -> str:

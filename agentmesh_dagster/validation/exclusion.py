@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from agentmesh_dagster.constants import HANDLE_ERROR, HANDLE_REJECTED, HANDLE_TIMEOUT
-from agentmesh_dagster.specs.nodes import BranchConfig, HumanConfig, WebhookConfig
+from agentmesh_dagster.constants import HANDLE_ERROR
+from agentmesh_dagster.validation.choices import choices
 from agentmesh_dagster.validation.level import Level
 from agentmesh_dagster.validation.reach import Reach
 from agentmesh_dagster.validation.view import EdgeView, NodeView
@@ -153,26 +153,19 @@ def _runs_under(
 
 
 def _choice_of(node: NodeView, first_bit: int) -> _Choice | None:
-    config = node.config
+    ends = list(choices(node.config))
+    if any(len(end - {None}) > 1 for end in ends):
+        # Who takes several handles at once makes none of them exclusive.
+        ends = []
+    names = [next((handle for handle in end if handle is not None), _OTHER) for end in ends]
+    by_default = frozenset(name for name, end in zip(names, ends, strict=True) if None in end)
     fails_aside = node.spec is not None and node.spec.on_error == "route"
-    names: tuple[str, ...] = ()
-    by_default: frozenset[str] = frozenset()
-    if isinstance(config, BranchConfig) and config.mode == "first":
-        names = config.handles()
-    elif isinstance(config, HumanConfig) and not config.multiple:
-        names = config.handles()
-        chosen = frozenset(config.options or ())
-        by_default = frozenset(
-            name for name in names if name in chosen or name not in (HANDLE_REJECTED, HANDLE_TIMEOUT)
-        )
-    elif isinstance(config, WebhookConfig) and config.on_timeout == "route":
-        names, by_default = (HANDLE_TIMEOUT, _OTHER), frozenset((_OTHER,))
-    elif fails_aside:
-        names, by_default = (_OTHER,), frozenset((_OTHER,))
+    if fails_aside and not names:
+        names, by_default = [_OTHER], frozenset((_OTHER,))
     if not names:
         return None
     takes_one = bool(set(names) - {_OTHER})
     if fails_aside:
-        names = (*names, HANDLE_ERROR)
+        names.append(HANDLE_ERROR)
     bits = {name: 1 << (first_bit + n) for n, name in enumerate(dict.fromkeys(names))}
     return _Choice(bits, by_default, takes_one)

@@ -16,8 +16,8 @@ from agentmesh_dagster.specs.expressions import is_template, references
 from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.schema_parts import MAX_SCHEMA_DEPTH, target_of, types_of
 
-AGENT_OUTPUTS: Final = frozenset(("text", "usage", "tool_calls"))
-"""Fields of an agent's output that are never those of its object."""
+AGENT_OUTPUTS: Final = ("text", "object", "usage", "tool_calls")
+"""Fields of an agent's output, which hide those of its object that are called likewise."""
 
 
 class Shape:

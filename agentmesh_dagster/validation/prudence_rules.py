@@ -10,6 +10,7 @@ from agentmesh_dagster.specs.fields import JsonObject, as_object
 from agentmesh_dagster.specs.problems import Problem
 from agentmesh_dagster.specs.resolve import Library
 from agentmesh_dagster.validation.level import Level
+from agentmesh_dagster.validation.list_sizes import AGENT_OUTPUTS
 from agentmesh_dagster.validation.referred import referred, tools_called
 from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
@@ -116,16 +117,13 @@ def _without_gate(level: Level, open_nodes: Mapping[str, set[str]]) -> set[str]:
     return reach.reached_from(roots, through=[n.id for n in nodes.values() if n.type not in GATE_TYPES])
 
 
-_AGENT_OUTPUTS: Final = ("text", "object", "usage", "tool_calls")
-
-
 def _shadowed(node: NodeView) -> Iterator[Problem]:
     """Fields of an agent's object that its other outputs hide, as `steps.x.output.text` is the whole answer."""
     schema = getattr(node.config, "output_schema", None)
     if node.type != "agent" or schema is None:
         return
     for name in as_object((as_object(schema) or {}).get("properties")) or {}:
-        if name in _AGENT_OUTPUTS:
+        if name in AGENT_OUTPUTS:
             yield Problem.of(
                 "output-schema-shadowed",
                 f"{node.path}.config.output_schema.properties.{name}",
