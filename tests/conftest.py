@@ -34,7 +34,7 @@ pytest_plugins = ["store_fixtures"]
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """Commands that a test calls in this process set variables, such as `DAGSTER_HOME`, which are not the next test's."""
+    """Commands that a test calls in this process set variables, `DAGSTER_HOME` for one, that are its own."""
     before = dict(os.environ)
     yield
     before["PYTEST_CURRENT_TEST"] = os.environ.get("PYTEST_CURRENT_TEST", "")

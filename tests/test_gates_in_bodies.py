@@ -321,21 +321,21 @@ class TestFailuresBesideGates:
     @pytest.mark.parametrize("wait", ["any", 1])
     def test_a_branch_that_failed_stays_failed_when_the_gate_is_answered(self, wait, execution):
         """It is no further attempt: what failed before the gate was answered has failed."""
-        left, right = body(gate(), note("went on")), body(note("tried"), fail())
+        left, right = body(gate(), note("went")), body(note("tried"), fail())
         result = run(chain(parallel(left=left, right=right, wait=wait)), execution=execution, answers=approve)
         assert result.succeeded, result.run.error
-        assert sorted(notes()) == ["tried", "went on"]
+        assert sorted(notes()) == ["tried", "went"]
         found = statuses(result)
         assert (found["both/left"], found["both/right"]) == ("succeeded", "failed")
         assert result.steps["both/right/bad"].attempt == 1
 
     def test_its_own_retry_runs_it_again(self, execution):
-        left, right = body(gate("other")), body(gate(), code("bad", "fail_first", name="bad"))
+        left, right = body(note("tried"), fail()), body(gate(), code("bad", "fail_first", name="bad"))
         both = parallel(left=left, right=right, wait="any", more=RETRIED)
-        answer = lambda wait: Answer(decision="rejected" if wait.step_key.endswith("other") else "approved")  # noqa: E731
-        result = run(chain(both), execution=execution, answers=answer)
+        result = run(chain(both), execution=execution, answers=approve)
         assert result.succeeded, result.run.error
-        assert statuses(result)["both/left"] == "failed"
+        assert (statuses(result)["both/left"], result.steps["both/left"].attempt) == ("failed", 2)
+        assert Counter(notes()) == {"tried": 1, "bad": 2}
 
 
 class TestWaitingOn:
@@ -421,10 +421,12 @@ class TestTimeOfCalledWorkflows:
 
 
 def test_the_finally_of_a_called_workflow_does_not_wait(execution):
-    called = chain(note("a"), slug="called", **{"finally": body(note("closing"), gate())})
+    # What is not seen before it runs: a function that suspends.
+    closing = body(note("closing"), code("ask", "ask_in_between", module="flow_functions", name="asks"))
+    called = chain(note("a"), slug="called", **{"finally": closing})
     result = run(chain(call("sub", "called", input={})), {}, called, execution=execution, answers=approve)
     assert (result.run.status, result.run.error["code"]) == (RunStatus.FAILED, "finalizer-waits")
-    assert notes() == ["a", "closing"]
+    assert notes() == ["a", "closing", "asks called"]
 
 
 def test_a_rejection_in_a_branch_fails_what_had_waited_with_it(execution):

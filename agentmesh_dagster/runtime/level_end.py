@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentmesh_dagster.errors import NodeError
 from agentmesh_dagster.records import Entry, Json, Step, StepStatus, WaitStatus
@@ -13,12 +13,15 @@ from agentmesh_dagster.runtime.nodes.base import AnyNodeType, LevelEnd
 from agentmesh_dagster.runtime.routing import NodeState, live_edges, settle
 from agentmesh_dagster.runtime.scope import Scope, writes_of
 from agentmesh_dagster.runtime.waiting import Suspended
+from agentmesh_dagster.specs.fields import as_object
 from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.schema import validate_value
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.session import RunSession
 
+_RETRYABLE: Final = ("timeout", "unexpected")
+"""Codes of errors that another attempt may do without, and whose rows do not say so."""
 _NOT_ENDED = (StepStatus.PENDING, StepStatus.WAITING)
 
 
@@ -28,6 +31,12 @@ class StepFailed(NodeError):
     def __init__(self, stored: Mapping[str, Json]) -> None:
         super().__init__(str(stored["message"]), code=str(stored["code"]), path=stored.get("path"))
         self._stored = dict(stored)
+
+    @property
+    def retryable(self) -> bool:
+        """As the error itself said, where the row has kept that."""
+        context = as_object(self._stored.get("context")) or {}
+        return bool(context.get("retryable", self.code in _RETRYABLE))
 
     def to_json(self) -> dict[str, Json]:
         """The error as the row keeps it."""

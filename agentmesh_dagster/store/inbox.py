@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, not_, select, text, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, text, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.constants import EVENT_RUN_ENDED
@@ -223,7 +223,7 @@ def _take_end(connection: Connection, database: Database, clock: Clock, wait: Wa
         runs.c.parent_run_id.is_not(None),
         runs.c.status.in_(_FINAL),
         # What is yet to be retried has not come to its end.
-        not_(text(RETRIED_RUNS)),
+        text(f"NOT ({RETRIED_RUNS})"),
     )
     row = connection.execute(query).mappings().first()
     if row is None:
