@@ -269,8 +269,9 @@ async def journalled_step(
     if ask.has_events:
         waiting.append(session.event(last, ask.key, _ended_payload(row)))
     # What is finished never runs again: with its row, all that was waited for in it is taken up or called off.
-    left = session.unsettled_waits(ask.key) if ask.kind in _LEVEL_OWNERS and row.is_finished else ()
-    if ask.kind in _LEVEL_OWNERS and row.is_finished:
+    left: tuple[str, ...] = ()
+    if row.is_finished and session.has_any_under(ask.key):
+        left = session.unsettled_waits(ask.key)
         await _end_below(session, ask.key, write)
     entry = Entry(step=row, events=tuple(waiting), used=(*used, *left), superseded=left)
     may_wait = ask.is_light or (is_node and row.is_finished)

@@ -201,6 +201,10 @@ class RunSession:
             self._below.setdefault(row.parent_key, []).append(row.key)
         self._rows[row.key] = row
 
+    def has_any_under(self, key: str) -> bool:
+        """Whether a row or a wait is known under a step."""
+        return key in self._below or key in self._waits_under
+
     def rows_under(self, key: str) -> Iterator[Step]:
         """The known rows under a step, of any depth."""
         for below in self._below.get(key, ()):

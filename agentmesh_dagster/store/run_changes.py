@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, Update, bindparam, func, insert, or_, select, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound, RunRefused
@@ -82,15 +83,11 @@ def move_run(
         RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
         RunsBusy: Other transactions have locked runs that wait for this end: roll back, lock all, and move it again.
     """
-    row = (
-        connection.execute(select(runs).where(runs.c.id == run_id).with_for_update(key_share=True))
-        .mappings()
-        .first()
-    )
+    row = connection.execute(_LOCKED_RUN, {"of": run_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no run {run_id!r}", code="no-run")
     if by is not None:
-        require_last(run_id, by, connection.execute(select(last_bound(run_id))).scalar())
+        require_last(run_id, by, connection.execute(_LAST_BOUND, {"of": run_id}).scalar())
     if row["status"] not in expected:
         return False
     values: dict[str, Any] = {"status": status.value}
@@ -114,14 +111,27 @@ def move_run(
         # A Dagster run on its way to continue it comes to nothing.
         give_back(connection, row["claim_id"])
         values.update(claim_id=None, claimed_at=None, claim_misses=0)
-    connection.execute(update(runs).where(runs.c.id == run_id).values(**values))
+    connection.execute(_update_run(tuple(values)), {"of": run_id, **values})
     if ends_waits(status, error):
         close_waits_of_run(connection, run_id, at)
-        _call_off_steps(connection, run_id, at)
+        if status is not RunStatus.SUCCEEDED:
+            _call_off_steps(connection, run_id, at)
     insert_events(connection, database, records)
     if status.is_final and not is_retried(row, status):
         announce_ending(connection, database, clock, row)
     return True
+
+
+# Statements that are the same for all runs are made once: to make one costs more than to execute it.
+_OF: Final = bindparam("of", type_=runs.c.id.type)
+_LOCKED_RUN: Final = select(runs).where(runs.c.id == _OF).with_for_update(key_share=True)
+_LAST_BOUND: Final = select(last_bound(_OF))
+
+
+@lru_cache(maxsize=64)
+def _update_run(names: tuple[str, ...]) -> Update:
+    """The change of some columns of a run."""
+    return update(runs).where(runs.c.id == _OF).values({name: bindparam(name) for name in names})
 
 
 def _waiting_steps(connection: Connection, run_id: str) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, select, update
+from sqlalchemy import Connection, Select, bindparam, select, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.records import RunStatus, Wait, WaitKind, WaitStatus
@@ -92,13 +92,16 @@ def close_siblings(connection: Connection, database: Database, clock: Clock, dec
         _cancel(connection, database, clock, _open_ones(connection, query, decided.run_id), "sibling")
 
 
+_CLOSE_OPEN: Final = (
+    update(waits)
+    .where(waits.c.run_id == bindparam("of"), waits.c.status == WaitStatus.OPEN.value)
+    .values(status=WaitStatus.CANCELED.value, closed_by="run", decided_at=bindparam("at"), next_at=None)
+)
+
+
 def close_waits_of_run(connection: Connection, run_id: str, at: datetime) -> None:
     """Closes what is open in a run that is over."""
-    closed = connection.execute(
-        update(waits)
-        .where(waits.c.run_id == run_id, waits.c.status == WaitStatus.OPEN.value)
-        .values(status=WaitStatus.CANCELED.value, closed_by="run", decided_at=at, next_at=None)
-    )
+    closed = connection.execute(_CLOSE_OPEN, {"of": run_id, "at": at})
     if closed.rowcount:
         of_run = select(waits.c.id).where(waits.c.run_id == run_id, waits.c.closed_by == "run")
         connection.execute(
