@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import dagster as dg
@@ -139,7 +140,12 @@ def run_workflow(
         NotFound: The run ended before its first step, and left no row (code `no-run`).
         ApprovalError: An answer was refused.
     """
-    with _opened(database_url, tuple(function_modules)) as agentmesh:
+    with ExitStack() as stack:
+        agentmesh = stack.enter_context(_opened(database_url, tuple(function_modules)))
+        # One for all that follows: an own one for each Dagster run costs as much as a small run.
+        if instance is None:
+            ephemeral = dg.DagsterInstance.ephemeral()  # pyright: ignore[reportUnknownMemberType]
+            instance = stack.enter_context(ephemeral)
         store = agentmesh.store()
         published = publish_documents(store, documents)
         workflows = [p for p in published if p.kind == "workflow" and slug in (None, p.slug)]
@@ -228,10 +234,23 @@ class _OwnAgentMesh(AgentMesh):
         return self.hosts[0]
 
 
+@cache
+def _empty_database() -> bytes:
+    """A SQLite file with the schema and nothing in it: to make one takes longer than a small run."""
+    with tempfile.TemporaryDirectory(prefix="agentmesh-") as folder:
+        file = Path(folder) / "agentmesh.db"
+        open_store(f"sqlite:///{file}").close()
+        return file.read_bytes()
+
+
 @contextmanager
 def _opened(database_url: str | None, function_modules: tuple[str, ...]) -> Generator[AgentMesh]:
     with tempfile.TemporaryDirectory(prefix="agentmesh-") as folder:
-        url = database_url or f"sqlite:///{folder}/agentmesh.db"
+        url = database_url
+        if url is None:
+            file = Path(folder) / "agentmesh.db"
+            file.write_bytes(_empty_database())
+            url = f"sqlite:///{file}"
         with open_store(url) as store:
             agentmesh = _OwnAgentMesh(database_url=url, function_modules=function_modules, opened=store)
             try:

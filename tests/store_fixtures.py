@@ -16,6 +16,7 @@ import psycopg2
 import pytest
 
 from agentmesh_dagster.store import Store, open_store
+from agentmesh_dagster.testing import _empty_database
 
 _TEMPLATE = "agentmesh_template"
 _BACKENDS = ("sqlite", "postgresql")
@@ -100,9 +101,18 @@ def empty_postgres_url(postgres_server: Callable[[str], str]) -> Iterator[str]:
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """A SQLite file that is not there yet."""
+def empty_sqlite_url(tmp_path: Path) -> str:
+    """A SQLite file that is not there yet, nor its folder."""
     return f"sqlite:///{tmp_path / 'store' / 'agentmesh.db'}"
+
+
+@pytest.fixture
+def sqlite_url(empty_sqlite_url: str) -> str:
+    """A SQLite file with AgentMesh's tables: a copy, since to make one takes longer than most tests."""
+    file = Path(empty_sqlite_url.removeprefix("sqlite:///"))
+    file.parent.mkdir()
+    file.write_bytes(_empty_database())
+    return empty_sqlite_url
 
 
 @pytest.fixture(params=_BACKENDS)
@@ -114,7 +124,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=_BACKENDS)
 def empty_database_url(request: pytest.FixtureRequest) -> str:
     """A database without tables, on each backend in turn."""
-    return request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "empty_postgres_url")
+    return request.getfixturevalue(f"empty_{'sqlite' if request.param == 'sqlite' else 'postgres'}_url")
 
 
 @pytest.fixture

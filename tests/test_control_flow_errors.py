@@ -27,7 +27,6 @@ from control_flow import (
     workflow,
 )
 from workflow_functions import notes
-from workflow_project import open_project
 
 from agentmesh_dagster.records import RunStatus, StepStatus, WaitStatus
 from agentmesh_dagster.runtime import nested
@@ -421,22 +420,3 @@ def test_an_exception_that_no_row_tells_is_not_hidden_by_one_that_a_row_does(mon
     assert result.run.status is RunStatus.FAILED
     shown = str(result.dagster_result.failure_data_for_node("agentmesh_run"))
     assert "the walker itself" in shown
-
-
-def test_a_fan_out_and_a_called_workflow_in_processes_of_their_own(tmp_path, sqlite_url, monkeypatch):
-    """Ops of nested graphs share nothing but the journal."""
-    called = chain(slug="called", output="{{ input.x }}")
-    left = body(foreach("each", [1, 2], body(note("x", "x {{ item }}", "{{ item * 2 }}")), fanout=True))
-    document = chain(
-        parallel(left=left, right={"workflow": "called", "input": {"x": 5}}),
-        output="{{ steps.both.output }}",
-        settings={"executor": "multiprocess"},
-    )
-    with open_project(tmp_path, sqlite_url, monkeypatch) as project:
-        project.publish(called, document)
-        result = project.execute("sample")
-        row = project.run_row(result.run_id)
-        assert result.success, row.error
-        assert row.output == {"left": [2, 4], "right": 5}
-        assert sorted(notes()) == ["x 1", "x 2"]
-        assert {step.attempt for step in project.steps(result.run_id).values()} == {1}

@@ -316,6 +316,18 @@ class TestCalledWorkflows:
         assert result.steps["call"].status is StepStatus.FAILED
         assert steps_of(result.dagster_result, "STEP_FAILURE") == {"call.start"}
 
+    def test_calls_of_calls_are_bounded_before_they_are_built(self, project):
+        """Each level calls the one below it twice: 2 to the power of the depth."""
+        below = "called"
+        project.publish(chain(transform("t"), slug=below))
+        for depth in range(12):
+            twice = [{"id": name, "type": "workflow", "config": {"workflow": below}} for name in "ab"]
+            below = f"level{depth}"
+            project.publish(chain(*twice, slug=below))
+        result = project.execute(below)
+        assert not result.success
+        assert "more than 5,000 ops" in str(project.step_error(result.run_id, f"{below}__broken"))
+
 
 class TestFanOut:
     def test_each_item_is_a_step(self):
@@ -511,8 +523,10 @@ class TestRetries:
 def test_the_same_under_every_executor(project):
     """Ops of one container in processes of their own."""
     found = {}
+    project.publish(CALLED)
     for executor in ("threads", "in_process", "multiprocess"):
-        both = parallel("both", left=body(gate("ask")))
+        called = {"workflow": "called", "input": {"n": 3}}
+        both = parallel("both", left=body(gate("ask")), right=called)
         each = foreach("each", transform("half", "{{ item // 2 }}"))
         edges = [edge("start", "both"), edge("start", "each"), edge("each", "end"), edge("both", "end")]
         project.publish(workflow([both, each], edges, settings={"executor": executor}))
@@ -535,6 +549,7 @@ def test_the_same_under_every_executor(project):
     assert status is RunStatus.WAITING
     assert steps["both"][0] is StepStatus.WAITING
     assert steps["each"][:3] == (StepStatus.SUCCEEDED, "node", [2])
+    assert steps["both/right"][:3] == (StepStatus.SUCCEEDED, "branch", {"got": 6})
     assert "each.agentmesh_item[0]" in dagster_steps
     assert found["in_process"] == found["threads"]
     assert found["multiprocess"] == found["threads"]
@@ -555,18 +570,3 @@ def test_a_fan_out_beside_a_branch_that_fails_ends_by_its_items(project):
     assert "running" not in found.values()
     # A retry finds all that ended.
     assert sorted(notes()) == ["bad", "seen", "seen"]
-
-
-def test_a_run_that_fails_in_a_step_process_leaves_no_container_at_work(project):
-    both = parallel("both", left=body(fail_first("bad", failures=9)), right=body(note("beside")))
-    document = chain(both, transform("never"), settings={"executor": "multiprocess"})
-    project.publish(document)
-    result = project.execute("nested", {"x": 1})
-    assert not result.success
-    found = {key: step.status.value for key, step in project.steps(result.run_id).items()}
-    assert (found["both"], found["both/left"], found["both/right/beside"]) == (
-        "failed",
-        "failed",
-        "succeeded",
-    )
-    assert "running" not in found.values()

@@ -189,15 +189,15 @@ def test_runs_that_ended_before_the_second_upgrade_ask_for_nothing(empty_databas
         assert (bound.status, bound.worked_ms) == (RunStatus.RUNNING, 0)
 
 
-def test_a_fresh_sqlite_is_made_with_its_folder(sqlite_url: str):
-    with open_store(sqlite_url) as store:
+def test_a_fresh_sqlite_is_made_with_its_folder(empty_sqlite_url: str):
+    with open_store(empty_sqlite_url) as store:
         assert store.status().is_up_to_date
         assert [project.slug for project in store.catalog.list_projects()] == ["default"]
 
 
-def test_sqlite_is_opened_with_wal_foreign_keys_and_a_busy_timeout(sqlite_url: str):
-    open_store(sqlite_url).close()
-    database = Database(sqlite_url)
+def test_sqlite_is_opened_with_wal_foreign_keys_and_a_busy_timeout(empty_sqlite_url: str):
+    open_store(empty_sqlite_url).close()
+    database = Database(empty_sqlite_url)
     with database.read() as connection:
         settings = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -220,14 +220,14 @@ def test_an_empty_postgresql_is_upgraded_only_when_asked(empty_postgres_url: str
     open_store(empty_postgres_url).close()
 
 
-def test_asking_for_the_status_makes_no_file(sqlite_url: str, tmp_path: Path):
-    assert schema_status(sqlite_url).current is None
+def test_asking_for_the_status_makes_no_file(empty_sqlite_url: str, tmp_path: Path):
+    assert schema_status(empty_sqlite_url).current is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fresh_sqlite_is_not_upgraded_when_told_not_to(sqlite_url: str):
+def test_a_fresh_sqlite_is_not_upgraded_when_told_not_to(empty_sqlite_url: str):
     with pytest.raises(StoreError) as refused:
-        open_store(sqlite_url, upgrade=False)
+        open_store(empty_sqlite_url, upgrade=False)
     assert refused.value.code == "database-older"
 
 
@@ -308,13 +308,13 @@ def test_four_processes_upgrade_a_fresh_database_at_once(empty_database_url: str
     assert found == [REVISIONS[-1]] * 4
 
 
-def test_opening_an_up_to_date_store_is_quick_and_needs_no_alembic(sqlite_url: str):
-    open_store(sqlite_url).close()
+def test_opening_an_up_to_date_store_is_quick_and_needs_no_alembic(empty_sqlite_url: str):
+    open_store(empty_sqlite_url).close()
     program = (
         "import sys, time\n"
         "from agentmesh_dagster.store import open_store\n"
         "begun = time.perf_counter()\n"
-        f"open_store({sqlite_url!r}).close()\n"
+        f"open_store({empty_sqlite_url!r}).close()\n"
         "print(time.perf_counter() - begun, 'alembic' in sys.modules)\n"
     )
     took, has_alembic = min(
@@ -327,10 +327,12 @@ def test_opening_an_up_to_date_store_is_quick_and_needs_no_alembic(sqlite_url: s
     assert float(took) < 0.1
 
 
-def test_a_locked_sqlite_is_named_and_may_be_tried_again(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_locked_sqlite_is_named_and_may_be_tried_again(
+    empty_sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("agentmesh_dagster.store.engine.BUSY_TIMEOUT_S", 0.2)
-    with open_store(sqlite_url) as store:
-        holder = Database(sqlite_url)
+    with open_store(empty_sqlite_url) as store:
+        holder = Database(empty_sqlite_url)
         begun = time.monotonic()
         with holder.write(), pytest.raises(StoreError, match="locked") as refused:
             store.catalog.create_project("late")

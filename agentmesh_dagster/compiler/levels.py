@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from agentmesh_dagster.constants import BEGIN_OP, END_OP, FINISH_OP, INLINE_OP, ITEM_OP
+from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.runtime.nodes.base import AnyNodeType
 from agentmesh_dagster.runtime.registry import node_type_of
 from agentmesh_dagster.runtime.session import Pinned
-from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.specs.documents import NodeSpec
 from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.levels import body_graph, called_workflow, is_walked
@@ -50,43 +51,57 @@ class FannedOut:
 Nested = Branches | Called | FannedOut
 
 
+MAX_OPS: Final = 5_000
+"""So many nodes may be ops of one job; a workflow that is called twice counts twice."""
+
+
 def construct_levels(pinned: Pinned, node_types: Mapping[str, AnyNodeType]) -> Level:
     """The top level of a workflow, with all below it that Dagster sees.
 
     Raises:
-        DefinitionError: Nothing that is installed offers the type of some node (code `node-type-missing`).
+        DefinitionError: Nothing that is installed offers the type of some node (code `node-type-missing`), or there are
+            too many ops (`too-many-ops`).
     """
     workflow = pinned.workflow
-    return _level(Graph.of(workflow.nodes, workflow.edges), (), pinned.closure, node_types)
+    return _Levels(pinned, node_types).of(Graph.of(workflow.nodes, workflow.edges), ())
 
 
-def _level(
-    graph: Graph, path: tuple[str, ...], closure: Closure, node_types: Mapping[str, AnyNodeType]
-) -> Level:
-    nested = {name: _nested(node, (*path, name), closure, node_types) for name, node in graph.nodes.items()}
-    return Level(path, graph, {name: found for name, found in nested.items() if found is not None})
+class _Levels:
+    """Makes the levels of one workflow, and counts their nodes."""
 
+    def __init__(self, pinned: Pinned, node_types: Mapping[str, AnyNodeType]) -> None:
+        self._slug = pinned.slug
+        self._closure = pinned.closure
+        self._node_types = node_types
+        self._nodes = 0
 
-def _nested(
-    node: NodeSpec, path: tuple[str, ...], closure: Closure, node_types: Mapping[str, AnyNodeType]
-) -> Nested | None:
-    node_type = node_type_of(node, node_types)
-    if not node_type.config_model.is_container:
-        return None
-    config = node_type.parse(node)
-    if is_walked(node, config, closure):
-        return None
-    if isinstance(config, ParallelConfig):
-        return Branches(
-            {
-                name: _level(body_graph(body, closure), (*path, name), closure, node_types)
-                for name, body in config.branches.items()
-            }
-        )
-    if isinstance(config, WorkflowConfig):
-        called = called_workflow(config.workflow, closure)
-        return Called(_level(Graph.of(called.nodes, called.edges), path, closure, node_types))
-    return FannedOut()
+    def of(self, graph: Graph, path: tuple[str, ...]) -> Level:
+        self._nodes += len(graph.nodes)
+        if self._nodes > MAX_OPS:
+            raise DefinitionError(
+                f"the workflow {self._slug!r}, with all that it calls, comes to more than {MAX_OPS:,} ops: give it, or "
+                "a workflow that it calls many times, settings.execution: inline",
+                code="too-many-ops",
+            )
+        nested = {name: self._nested(node, (*path, name)) for name, node in graph.nodes.items()}
+        return Level(path, graph, {name: found for name, found in nested.items() if found is not None})
+
+    def _nested(self, node: NodeSpec, path: tuple[str, ...]) -> Nested | None:
+        node_type = node_type_of(node, self._node_types)
+        if not node_type.config_model.is_container:
+            return None
+        config = node_type.parse(node)
+        if is_walked(node, config, self._closure):
+            return None
+        if isinstance(config, ParallelConfig):
+            bodies = config.branches.items()
+            return Branches(
+                {name: self.of(body_graph(body, self._closure), (*path, name)) for name, body in bodies}
+            )
+        if isinstance(config, WorkflowConfig):
+            called = called_workflow(config.workflow, self._closure)
+            return Called(self.of(Graph.of(called.nodes, called.edges), path))
+        return FannedOut()
 
 
 def definition_name(job: str, *path: str) -> str:
