@@ -16,7 +16,6 @@ import psycopg2
 import pytest
 
 from agentmesh_dagster.store import Store, open_store
-from agentmesh_dagster.testing import _empty_database
 
 _TEMPLATE = "agentmesh_template"
 _BACKENDS = ("sqlite", "postgresql")
@@ -109,6 +108,8 @@ def empty_sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture
 def sqlite_url(empty_sqlite_url: str) -> str:
     """A SQLite file with AgentMesh's tables: a copy, since to make one takes longer than most tests."""
+    from agentmesh_dagster.testing import _empty_database
+
     file = Path(empty_sqlite_url.removeprefix("sqlite:///"))
     file.parent.mkdir()
     file.write_bytes(_empty_database())

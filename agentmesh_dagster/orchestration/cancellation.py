@@ -122,6 +122,8 @@ def cancel_children(
             # Of one that has ended the children may be at work all the same.
             waiting.append(child.id)
             if child.status.is_final:
+                # One that has failed may have retries left, and nobody wants them any more.
+                store.runs.give_up_retries(child.id)
                 continue
             try:
                 found.append(_cancel_one(store, instance, child, by, webserver, until, clock).run)

@@ -9,18 +9,23 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from agentmesh_dagster.errors import NodeError, NodeTimeout
+from agentmesh_dagster.errors import NodeTimeout, ReplayError, RunRefused
 from agentmesh_dagster.records import Json, RunStatus, StepStatus, WaitKind, WaitStatus
-from agentmesh_dagster.runtime.closing import closing_scope
+from agentmesh_dagster.runtime.closing import closing_key, closing_scope
+from agentmesh_dagster.runtime.journalled import StepAnswer
 from agentmesh_dagster.runtime.scope import Scope
+from agentmesh_dagster.runtime.session import CLEANUP_S
 from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.documents import BodySpec
+from agentmesh_dagster.specs.fields import as_object
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.nodes.base import LevelEnd, NodeCall
 
 CLOSING_S: Final = 4.0
 """How long the `finally` of a called workflow may take that is cut off."""
+_LAST_S: Final = 0.5
+"""How long what is then cut off itself may take to end."""
 
 _UNDER_WAY: Final = (StepStatus.RUNNING, StepStatus.WAITING)
 
@@ -42,10 +47,13 @@ async def run_called(call: NodeCall, scope: Scope) -> LevelEnd:
     workflow = scope.level.workflow
     try:
         end = await _in_time(call, scope)
+    except (ReplayError, RunRefused):
+        # The run is somebody else's, or not what its journal tells: nothing more is done here.
+        raise
     except asyncio.CancelledError:
         if workflow.finally_ is not None and not call.session.is_stopping:
             closing = _close(call, scope, "finally", workflow.finally_, RunStatus.CANCELED)
-            await _bounded(closing)
+            await _bounded(call, closing)
         raise
     except Exception as error:
         problem = call.session.error_json(error)
@@ -76,40 +84,48 @@ async def _close(
     output: Json = None,
     error: Json = None,
 ) -> None:
-    """Runs `on_failure` or `finally`.
+    """Runs `on_failure` or `finally`, once for each end; one that was cut off goes on.
 
     Raises:
         NodeError: Something in it would wait (code `finalizer-waits`).
         Exception: What made it fail.
     """
+    session = call.session
+    end: dict[str, Json] = {"body": name, "status": status.value, "error": error}
+    request = {**end, "attempt": call.attempt}
+    number = 0
+    while True:
+        number += 1
+        key = closing_key(scope, name, number)
+        row = session.known_row(key)
+        if row is None or row.input == session.redact(request):
+            break
+        told = as_object(row.input) or {}
+        if not row.is_finished and {**told, "attempt": 0} == {**session.redact(end), "attempt": 0}:
+            # An attempt before this one came to the same end, and was cut off in the middle of this.
+            request = told
+            break
     closing = closing_scope(
-        call.session,
-        scope,
-        body,
-        name=name,
-        # A further attempt ends anew, and maybe otherwise.
-        number=call.attempt,
-        status=status,
-        output=output,
-        error=error,
+        session, scope, body, name=name, key=key, status=status, output=output, error=error
     )
-    try:
-        await call.run_level(closing)
-    except Suspended as suspended:
-        raise NodeError(
-            f"{suspended} would wait, and nothing waits in the {name!r} of a workflow: move it into the workflow",
-            code="finalizer-waits",
-            path=closing.owner_key,
-        ) from None
+    await call.part("branch", key, request, closing, lambda: _walked(call, closing), index=0)
 
 
-async def _bounded(closing: Coroutine[Any, Any, None]) -> None:
-    """Runs a clean-up to its end though its task is being canceled, for a while."""
+async def _walked(call: NodeCall, closing: Scope) -> StepAnswer:
+    await call.run_level(closing)
+    return StepAnswer()
+
+
+async def _bounded(call: NodeCall, closing: Coroutine[Any, Any, None]) -> None:
+    """Runs a clean-up to its end though its task is being canceled, for a while.
+
+    Workflows that call each other share the while: who cut them off waits no longer than for one.
+    """
     task = asyncio.ensure_future(closing)
-    done, _ = await asyncio.wait([task], timeout=CLOSING_S)
+    done, _ = await asyncio.wait([task], timeout=call.session.closing_s(CLOSING_S))
     if not done:
         task.cancel()
-        await asyncio.wait([task], timeout=CLOSING_S)
+        await asyncio.wait([task], timeout=_LAST_S)
     elif task.exception() is not None:
         _log.warning("a called workflow that was cut off could not run its 'finally': %s", task.exception())
 
@@ -119,9 +135,12 @@ async def _in_time(call: NodeCall, scope: Scope) -> LevelEnd:
     settings, session = scope.level.workflow.settings, call.session
     if settings.timeout_s is None:
         return await call.run_level(scope)
-    label = "timeout" if call.attempt == 1 else f"timeout#{call.attempt}"
+    label = "timeout" if call.attempt <= 1 else f"timeout#{call.attempt}"
     timer = session.wait(scope.owner_key or "", label)
-    left_s = settings.timeout_s - _passed_s(call, scope)
+    if timer is not None and timer.deadline_at is not None:
+        left_s = (timer.deadline_at - session.environment.clock.now()).total_seconds()
+    else:
+        left_s = settings.timeout_s - _worked_s(call, scope)
     over = NodeTimeout(
         f"workflow {scope.level.workflow.slug!r}, called at {scope.owner_key!r}, took longer than its "
         f"settings.timeout_s = {settings.timeout_s:g} and was cut off",
@@ -136,7 +155,8 @@ async def _in_time(call: NodeCall, scope: Scope) -> LevelEnd:
     finally:
         if not walking.done():
             walking.cancel()
-            await asyncio.wait([walking])
+            # Bounded: what is in it may swallow its cancellation, and the time-out holds all the same.
+            await asyncio.wait([walking], timeout=CLEANUP_S)
     if not done:
         raise over
     try:
@@ -154,15 +174,12 @@ async def _in_time(call: NodeCall, scope: Scope) -> LevelEnd:
         raise Suspended([*suspended.waits, timer], suspended.superseded) from None
 
 
-def _passed_s(call: NodeCall, scope: Scope) -> float:
-    """How much of its time a called workflow has used up, in Dagster runs before this one.
+def _worked_s(call: NodeCall, scope: Scope) -> float:
+    """How long this attempt has worked on a called workflow before it waited, as its row says.
 
-    Working time is what its row had counted when it began to wait; what a worker did that was killed after the wait is
-    in no row, and does not count.
+    What a worker did that was killed after the wait is in no row, and does not count.
     """
     row = call.session.known_row(scope.owner_key or "")
-    if row is None or row.status not in _UNDER_WAY or row.started_at is None:
+    if row is None or row.status not in _UNDER_WAY or not call.goes_on:
         return 0.0
-    if scope.level.workflow.settings.timeout_includes_waiting:
-        return (call.environment.clock.now() - row.started_at).total_seconds()
     return (row.duration_ms or 0) / 1000

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 _NEVER_RUN: Final[dict[str, Any]] = {"output": None, "error": None, "status": "pending"}
 
 
+def closing_key(outer: Scope, name: str, number: int) -> str:
+    """Where the steps of `on_failure` or `finally` stand: `@finally`, and after a second end `@finally#2`."""
+    owner = "" if outer.owner_key is None else f"{outer.owner_key}/"
+    return f"{owner}@{name}" if number <= 1 else f"{owner}@{name}#{number}"
+
+
 def closing_scope(
     session: RunSession,
     outer: Scope,
     body: BodySpec,
     *,
     name: str,
-    number: int,
+    key: str,
     status: RunStatus,
     output: Json = None,
     error: Json = None,
@@ -33,8 +39,8 @@ def closing_scope(
         session: Knows the rows of the workflow's nodes.
         outer: The pass through the workflow's own level, which has ended.
         body: The body.
-        name: `on_failure` or `finally`, for keys and errors.
-        number: The how manieth end it is; the steps of the second stand under `@finally#2`.
+        name: `on_failure` or `finally`, for errors.
+        key: What its steps stand under, see `closing_key`.
         status: How the workflow ended: `run.status` in the body.
         output: What it came to: `context.last_output` of the body's roots.
         error: What it failed with: `run.error` in the body.
@@ -42,8 +48,6 @@ def closing_scope(
     Raises:
         ExpressionError: The input of the workflow that the body calls cannot be rendered.
     """
-    owner = "" if outer.owner_key is None else f"{outer.owner_key}/"
-    key = f"{owner}@{name}" if number <= 1 else f"{owner}@{name}#{number}"
     rules = outer.level.state
     context: dict[str, Json] = dict(outer.context)
     steps: dict[str, Json] = {}
@@ -66,6 +70,7 @@ def closing_scope(
         upstream=output,
         buffer=outer.buffer,
         is_quiet=outer.is_quiet,
+        is_closing=True,
     )
     if body.workflow is None:
         return scope

@@ -7,42 +7,13 @@ on. Finished steps are replayed where a worker was killed in the middle.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from agentmesh_dagster.errors import NodeError, RunRefused
-from agentmesh_dagster.records import Claim, Entry, Json, RunStatus, StepStatus
-from agentmesh_dagster.runtime.closing import closing_scope
+from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.records import Claim, Json, RunStatus
+from agentmesh_dagster.runtime.closing import closing_key, closing_scope
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.nodes.base import Say
 from agentmesh_dagster.runtime.session import Pinned, RunSession
 from agentmesh_dagster.runtime.walker import walk
-
-
-class _FinalizingSession(RunSession):
-    """The session of a run that has ended: nothing in it waits any more."""
-
-    async def record(self, *entries: Entry) -> None:
-        waiting = next((entry.step for entry in entries if entry.step.status is StepStatus.WAITING), None)
-        if waiting is None:
-            await super().record(*entries)
-            return
-        error = NodeError(
-            f"step {waiting.key!r} would wait, and nobody waits for what runs after the end of a run: move it into "
-            "the workflow, or into one that is started with 'async: true'",
-            code="finalizer-waits",
-            path=waiting.key,
-        )
-        await super().record(*(self._unwaiting(entry, error) for entry in entries))
-        raise error
-
-    def _unwaiting(self, entry: Entry, error: NodeError) -> Entry:
-        if entry.step.status is not StepStatus.WAITING:
-            return entry
-        problem = self.error_json(error)
-        now = self.environment.clock.now()
-        step = replace(entry.step, status=StepStatus.FAILED, error=problem, finished_at=now)
-        failed = self.event("step.failed", step.key, {"error": problem})
-        return replace(entry, step=step, events=(failed,), opened=())
 
 
 async def open_finalizing(
@@ -65,7 +36,7 @@ async def open_finalizing(
     run = await journal.run(claim.run_id)
     if run is None:
         raise RunRefused(f"run {claim.run_id!r} is not stored any more", code="claim-lost")
-    session = _FinalizingSession(environment, run, pinned, dagster_run_id)
+    session = RunSession(environment, run, pinned, dagster_run_id)
     # The lease before the binding: of two that race, the loser leaves no trace on the run.
     await session.take_lease()
     try:
@@ -133,7 +104,7 @@ async def finalize_run(session: RunSession, say: Say) -> None:
                 session.scope,
                 body,
                 name=name,
-                number=run.endings,
+                key=closing_key(session.scope, name, run.endings),
                 status=run.status,
                 output=run.output,
                 error=run.error,

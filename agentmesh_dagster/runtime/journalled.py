@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from agentmesh_dagster.errors import ReplayError, RunRefused, StoreError
+from agentmesh_dagster.errors import NodeError, ReplayError, RunRefused, StoreError
 from agentmesh_dagster.faults import fault_point
 from agentmesh_dagster.records import Entry, Event, Json, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.unknown import settle_cut_off
@@ -62,6 +62,12 @@ class StepAsk:
     """Whether its begin and end are events of their own."""
     buffer: RowBuffer | None = None
     """Where rows of a walked level wait; None: each is written at once."""
+    opens_waits: bool = True
+    """Whether what it waits for is opened with its row; else, with that of the node in which it stands."""
+    may_wait: bool = True
+    """Whether it may wait at all: not in what follows the end of a workflow."""
+    keeps_time: bool = False
+    """Whether its row says how long it has worked each time that it waits: there is a bound on that."""
 
     @property
     def fingerprint(self) -> str:
@@ -89,6 +95,18 @@ class StepProgress:
     """The attempt that is under way; the step's own retries move it on."""
 
     attempt: int
+    began_s: float
+    """When the attempt began, or went on in this Dagster run, by the monotonic clock."""
+    worked_ms: int = 0
+    """How long the attempt worked before it waited, in earlier Dagster runs."""
+    tries: int = 1
+    """Which of the attempts that the step's `retry` allows it is."""
+
+    def begin_anew(self, now_s: float) -> None:
+        """Begins a further attempt."""
+        self.attempt += 1
+        self.tries += 1
+        self.began_s, self.worked_ms = now_s, 0
 
 
 _EVENTS = {
@@ -101,7 +119,7 @@ _NOTED_MS = 1000
 _PARTS = ("item", "iteration", "branch")
 """Kinds whose begin is no event: their nodes' are."""
 _LEVEL_OWNERS = ("node", "item", "iteration", "branch")
-"""Kinds under which other nodes stand, or may."""
+"""Kinds that run again where they were cut off, and that other steps may stand under."""
 
 
 async def journalled_step(
@@ -146,13 +164,16 @@ async def journalled_step(
     )
     # Whatever became of the node before: an answer that nobody takes up asks for a continuation for ever.
     used = await session.unused_waits(ask.key) if is_node and known is not None else ()
-    progress = StepProgress(1 if known is None else known.attempt + (0 if goes_on else 1))
+    began = clock.monotonic_s()
+    progress = StepProgress(1 if known is None else known.attempt + (0 if goes_on else 1), began)
     started_at = (known.started_at if known is not None and goes_on else None) or now
     # A row is made where one is written, and not changed: thousands of steps go through here.
     shared = _shared_fields(session, ask, fingerprint)
     shared |= {"queued_at": known.queued_at if known else now, "started_at": started_at}
-    # Of a step that waits or goes on: how long it has worked so far.
-    worked_ms = (known.duration_ms if known is not None and goes_on else None) or 0
+    if known is not None and goes_on:
+        progress.worked_ms = known.duration_ms or 0
+        kept: dict[str, Any] = known.routing_decision or {}
+        progress.tries = kept.get("tries", 1)
     settled: StepAnswer | None = None
     if known is not None and not ask.idempotent and known.status in (StepStatus.RUNNING, StepStatus.UNKNOWN):
         told = await settle_cut_off(session, ask, known)
@@ -167,11 +188,13 @@ async def journalled_step(
     announcement: Entry | None = None
     if ask.announce and settled is None and not waits_on:
         row = Step(
-            **shared, attempt=progress.attempt, status=StepStatus.RUNNING, duration_ms=worked_ms or None
+            **shared,
+            attempt=progress.attempt,
+            status=StepStatus.RUNNING,
+            duration_ms=progress.worked_ms or None,
         )
         announcement = Entry(step=row, events=tuple(waiting), used=tuple(used))
         waiting = []
-    began = clock.monotonic_s()
     is_called = False
 
     async def announce(entry: Entry) -> None:
@@ -220,35 +243,41 @@ async def journalled_step(
             answer = await call(progress)
             fault_point(f"{ask.kind}.call.after")
         else:
-            answer = await call(progress)
+            answer = await _unwaiting(ask, call(progress))
     except Suspended as suspended:
-        stretch_ms = round((clock.monotonic_s() - began) * 1000)
+        stretch_ms = round((clock.monotonic_s() - progress.began_s) * 1000)
         row = Step(
             **shared,
             attempt=progress.attempt,
             status=StepStatus.WAITING,
-            duration_ms=worked_ms + stretch_ms,
+            duration_ms=progress.worked_ms + stretch_ms,
+            routing_decision={"tries": progress.tries} if progress.tries > 1 else None,
         )
-        is_unchanged = waits_on and stretch_ms < _NOTED_MS
-        if not is_node:
-            if not is_unchanged:
-                await write(Entry(step=row, events=tuple(waiting)))
-            raise
-        opened = [wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None]
-        if known is not None and is_unchanged and not opened and not suspended.superseded:
-            return known, False
-        if not waits_on or opened:
-            waiting.append(_waiting_event(session, row, suspended))
-        await write(
-            Entry(
-                step=row,
-                events=tuple(waiting),
-                opened=tuple(opened),
-                used=tuple(used),
-                superseded=suspended.superseded,
+        is_unchanged = (
+            known is not None
+            and waits_on
+            and known.attempt == row.attempt
+            and stretch_ms < (1 if ask.keeps_time else _NOTED_MS)
+        )
+        new = [wait for wait in suspended.waits if session.wait(wait.step_key, wait.label) is None]
+        opened = new if is_node or ask.opens_waits else []
+        if known is None or not is_unchanged or opened or suspended.superseded:
+            if is_node and (not waits_on or opened):
+                waiting.append(_waiting_event(session, row, suspended))
+            await write(
+                Entry(
+                    step=row,
+                    events=tuple(waiting),
+                    opened=tuple(opened),
+                    # What was answered meanwhile is taken up, and what was not is closed.
+                    used=(*used, *suspended.superseded),
+                    superseded=suspended.superseded,
+                )
             )
-        )
-        return row, False
+            known = row
+        if not is_node:
+            raise
+        return known, False
     except asyncio.CancelledError:
         status = StepStatus.UNKNOWN if is_called and not ask.idempotent else StepStatus.CANCELED
         try:
@@ -282,14 +311,36 @@ async def journalled_step(
     return row, False
 
 
+async def _unwaiting(ask: StepAsk, answering: Awaitable[StepAnswer]) -> StepAnswer:
+    """Awaits an answer; of a step that may not wait, to wait is to fail."""
+    try:
+        return await answering
+    except Suspended:
+        if ask.may_wait:
+            raise
+        raise NodeError(
+            f"step {ask.key!r} would wait, and nothing waits in 'on_failure' and 'finally': move it into the workflow, "
+            "or into one that is started with 'async: true'",
+            code="finalizer-waits",
+            path=ask.key,
+        ) from None
+
+
+async def call_off(session: RunSession, key: str, buffer: RowBuffer | None) -> None:
+    """Ends the steps that wait under a part which has failed, while its node goes on without it."""
+    await _end_below(session, key, session.record if buffer is None else buffer.write_with)
+
+
 async def _end_below(session: RunSession, key: str, write: Callable[[Entry], Awaitable[None]]) -> None:
     """Writes of the steps that wait, or were cut off, under a step which ends that nobody needs them any more."""
     now = session.environment.clock.now()
     for row in list(session.rows_under(key)):
         if row.status in (StepStatus.WAITING, StepStatus.RUNNING):
+            is_call_at_work = row.status is StepStatus.RUNNING and row.kind not in _LEVEL_OWNERS
             ended = replace(
                 row,
-                status=StepStatus.CANCELED,
+                # Nobody knows whether a call that was cut off took effect.
+                status=StepStatus.UNKNOWN if is_call_at_work else StepStatus.CANCELED,
                 finished_at=now,
                 # An earlier Dagster run may have begun it, and this one says so.
                 dagster_run_id=session.dagster_run_id,

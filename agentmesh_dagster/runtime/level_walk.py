@@ -17,14 +17,12 @@ from agentmesh_dagster.runtime.level_end import level_end
 from agentmesh_dagster.runtime.nodes.base import LevelEnd, Say
 from agentmesh_dagster.runtime.routing import NodeState
 from agentmesh_dagster.runtime.scope import Scope
+from agentmesh_dagster.runtime.session import CLEANUP_S
 from agentmesh_dagster.runtime.waiting import Suspended
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.run_node import NodeOutcome
     from agentmesh_dagster.runtime.session import RunSession
-
-CLEANUP_S = 5.0
-"""How long the clean-up of nodes that were cut off may take before they are left behind."""
 
 
 class RunNode(Protocol):

@@ -12,8 +12,9 @@ import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
-__all__ = ["CoroutineCanceled", "cancel_running", "run_on_loop"]
+__all__ = ["CoroutineCanceled", "cancel_running", "is_asked_to_stop", "run_on_loop"]
 
 T = TypeVar("T")
 
@@ -22,6 +23,14 @@ INTERRUPTED_CLEANUP_S = 10.0
 # A signal handler runs in the main thread between two bytecodes: a wait there is cut into pieces of this many
 # seconds, so that an interrupt which does not wake a lock (``_thread.interrupt_main``) is seen too.
 _MAIN_THREAD_POLL_S = 0.2
+
+
+_stopping: WeakSet[asyncio.Task[Any]] = WeakSet()
+
+
+def is_asked_to_stop(task: asyncio.Task[Any]) -> bool:
+    """Whether a task is canceled because its process was asked to stop, and not by something inside the run."""
+    return task in _stopping
 
 
 class CoroutineCanceled(KeyboardInterrupt):
@@ -75,6 +84,7 @@ class _Call(Generic[T]):
         self._cancel_requested = True
         # A task canceled before its first step would never run `_run`, which sees the request by itself.
         if self._task is not None and self._started:
+            _stopping.add(self._task)
             self._task.cancel()
 
 

@@ -85,7 +85,17 @@ async def run_fanned_item(
     async def run_level(level: Scope) -> LevelEnd:
         return await walk_level(session, level.walked(buffer), say, run_node)
 
-    call = NodeCall(preparation=preparation, key=key, request=None, run_level=run_level, buffer=buffer)
+    known = session.known_row(key)
+    call = NodeCall(
+        preparation=preparation,
+        key=key,
+        request=None,
+        run_level=run_level,
+        buffer=buffer,
+        is_fanned=True,
+        has_waited=known is not None and known.status is StepStatus.WAITING,
+    )
+    call.begin_attempt(known.attempt if known is not None else 1)
     own_key = item_key(key, item_name)
     try:
         row = await run_item(config, call, item, tally)

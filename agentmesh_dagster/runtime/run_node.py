@@ -33,14 +33,11 @@ from agentmesh_dagster.runtime.nodes.base import (
 )
 from agentmesh_dagster.runtime.routing import NodeState, is_live, live_edges, settle, state_after
 from agentmesh_dagster.runtime.row_buffer import RowBuffer
-from agentmesh_dagster.runtime.scope import ParsedNode, Scope, names_after, names_before
-from agentmesh_dagster.runtime.session import RunSession
+from agentmesh_dagster.runtime.scope import Level, ParsedNode, Scope, names_after, names_before
+from agentmesh_dagster.runtime.session import CLEANUP_S, RunSession
 from agentmesh_dagster.specs.expressions import evaluate, render
-from agentmesh_dagster.specs.nodes import NodeConfig
+from agentmesh_dagster.specs.nodes import NodeConfig, WorkflowConfig
 from agentmesh_dagster.specs.schema import validate_value
-
-CLEANUP_S = 5.0
-"""How long the clean-up of a node that was cut off may take before it is left behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +199,8 @@ class _NodeWork:
             is_begun=collect,
             has_events=scope.is_shared or not self.type.is_pure,
             buffer=scope.buffer,
+            may_wait=not scope.is_closing,
+            keeps_time=self.node.timeout_s is not None or _has_own_time(self.config, scope.level),
         )
 
     async def begin(self) -> Step:
@@ -262,7 +261,6 @@ class _NodeWork:
         """The node's body, as often as `retry` allows."""
         retry = self.node.retry
         attempts = retry.max_attempts if retry else 1
-        number = 1
         while True:
             call.begin_attempt(progress.attempt)
             try:
@@ -270,19 +268,17 @@ class _NodeWork:
             except Exception as error:
                 if call.start_over(cut_off=isinstance(error, NodeTimeout)):
                     continue
-                if retry is None or number == attempts or not _worth_retrying(error):
+                if retry is None or progress.tries >= attempts or not _worth_retrying(error):
                     raise
-                delay_s = retry.delay_before_s(number + 1)
+                delay_s = retry.delay_before_s(progress.tries + 1)
                 problem = self.session.error_json(error)
-                self.say(
-                    f"{self.key}: attempt {number} of {attempts} failed, next in {delay_s:g} s: {problem['message']}"
-                )
+                failed = f"{self.key}: attempt {progress.tries} of {attempts} failed"
+                self.say(f"{failed}, next in {delay_s:g} s: {problem['message']}")
                 payload = {"attempt": progress.attempt, "delay_s": delay_s, "error": problem}
                 event = self.session.event("step.retrying", self.key, payload)
                 await self.session.environment.journal.record_events([event])
                 await asyncio.sleep(delay_s)
-                progress.attempt += 1
-                number += 1
+                progress.begin_anew(self.session.environment.clock.monotonic_s())
 
     async def _one_attempt(self, call: NodeCall) -> NodeResult:
         timeout_s = self.node.timeout_s
@@ -390,6 +386,13 @@ class _NodeWork:
 
 def _silent(_line: str) -> None:
     return
+
+
+def _has_own_time(config: NodeConfig, level: Level) -> bool:
+    """Whether a node calls a workflow with a bound on its time."""
+    if not isinstance(config, WorkflowConfig) or config.async_:
+        return False
+    return level.called(config.workflow).workflow.settings.timeout_s is not None
 
 
 async def _finishes(body: asyncio.Future[NodeResult], timeout_s: float) -> bool:

@@ -122,6 +122,8 @@ class Scope:
     """Where its rows wait for the next commit; None where each node is an op, whose rows other processes read."""
     is_quiet: bool = False
     """Whether its nodes keep out of the readable log: it is one of many passes."""
+    is_closing: bool = False
+    """Whether it follows the end of a workflow, where nothing waits."""
     views: dict[str, Json] = field(default_factory=dict[str, Any])
     """What expressions see of its finished steps, by node id; filled as they are asked for."""
 
@@ -160,6 +162,7 @@ def called_scope(outer: Scope, level: Level, owner_key: str, input: Json) -> Sco
         context=level.state.defaults,
         buffer=outer.buffer,
         is_quiet=outer.is_quiet,
+        is_closing=outer.is_closing,
     )
 
 

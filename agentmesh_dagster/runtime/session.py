@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from agentmesh_dagster.records import (
     WaitStatus,
 )
 from agentmesh_dagster.runtime.environment import Environment
+from agentmesh_dagster.runtime.loop import is_asked_to_stop
 from agentmesh_dagster.runtime.scope import Level, Scope, top_scope
 from agentmesh_dagster.specs.closure import Closure, content_hash
 from agentmesh_dagster.specs.documents import WorkflowSpec
@@ -35,11 +37,15 @@ from agentmesh_dagster.specs.schema import fill_and_coerce
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.nodes.foreach import Item
 
+CLEANUP_S = 5.0
+"""How long the clean-up of what was cut off may take before it is left behind."""
 RENEWAL_S = 5.0
 """The longest time between two renewals of a lease."""
 WALKED_AT_ONCE = 64
 """How many nodes of walked levels may be at work at once, where `settings.max_concurrent` says nothing."""
 _CUT_OFF_AGAIN_S = 1.0
+_ONE_CUT_S = 1.0
+"""What cleans up so soon after another has had its time was cut off with it."""
 
 
 _END_EVENTS = {
@@ -111,6 +117,7 @@ class RunSession:
         self._clockwork: asyncio.Task[None] | None = None
         self._begun: dict[str, set[str]] = {}
         self._working: set[asyncio.Task[Any]] = set()
+        self._closing_until = -math.inf
         self.is_lease_lost = False
         """Whether another Dagster run has taken the run over; nothing is written any more then."""
         self.is_interrupted = False
@@ -140,7 +147,10 @@ class RunSession:
         return tuple(wait for wait in self.waits_under(node_key) if wait.node_id == node_key)
 
     def waits_under(self, key: str) -> tuple[Wait, ...]:
-        """The waits of a container, an item, an iteration or a branch: those of all nodes in it, and its own."""
+        """The waits of a container, an item, an iteration or a branch: those of all nodes in it, and its own.
+
+        A wait of an item itself, such as the end of its time, is its container's to open, and stands under both.
+        """
         return tuple(self._waits[place] for place in self._waits_under.get(key, ()))
 
     async def unused_waits(self, node_key: str) -> tuple[str, ...]:
@@ -157,7 +167,11 @@ class RunSession:
 
     def unsettled_waits(self, node_key: str) -> tuple[str, ...]:
         """Ids of the waits under a step that were not taken up when they began; the journal knows which are open."""
-        return tuple(wait.id for wait in self.waits_under(node_key) if wait.used_at is None)
+        return tuple(
+            wait.id
+            for wait in self.waits_under(node_key)
+            if wait.used_at is None and wait.closed_by != "superseded"
+        )
 
     def was_used_before(self, wait: Wait) -> bool:
         """Whether an earlier Dagster run took the answer up: waits are remembered as they stood before this one did."""
@@ -167,7 +181,7 @@ class RunSession:
         for wait in waits:
             place = (wait.step_key, wait.label)
             if place not in self._waits:
-                for key in _keys_above(wait.node_id):
+                for key in {*_keys_above(wait.node_id), *_keys_above(wait.step_key)}:
                     self._waits_under.setdefault(key, {})[place] = None
             self._waits[place] = wait
 
@@ -282,10 +296,18 @@ class RunSession:
             code="lease-lost",
         )
 
+    def closing_s(self, at_most_s: float) -> float:
+        """How long what is cut off now may clean up: what is cut off together has so long together."""
+        now = self.environment.clock.monotonic_s()
+        if now > self._closing_until + _ONE_CUT_S:
+            self._closing_until = now + at_most_s
+        return max(0.0, self._closing_until - now)
+
     @property
     def is_stopping(self) -> bool:
         """Whether this process ends its work on the run, whatever is left of it."""
-        return self.is_interrupted or self.is_overdue or self.is_lease_lost
+        is_asked = any(is_asked_to_stop(task) for task in self._working)
+        return is_asked or self.is_interrupted or self.is_overdue or self.is_lease_lost
 
     def overdue(self) -> NodeError:
         """The error of a run that has taken longer than its `timeout_s`."""

@@ -118,6 +118,8 @@ class NodeCall:
     """Runs a pass through a level of a container to its end: walks it, or where ops have, reads what became of it."""
     buffer: RowBuffer | None = None
     """Where the rows of a container's passes wait; None where ops have run them."""
+    is_fanned: bool = False
+    """Whether the op of this process is one item of a container, whose other items have ops of their own."""
     has_waited: bool = False
     """Whether the node goes on after a wait: what has failed in it has failed."""
     _calls: _Calls = field(default_factory=_Calls)
@@ -205,6 +207,9 @@ class NodeCall:
             iteration_index=index,
             is_light=scope.level.is_light(self.environment.node_types),
             buffer=self.buffer,
+            opens_waits=self.is_fanned,
+            may_wait=not scope.is_closing,
+            keeps_time=scope.level.is_workflow and scope.level.workflow.settings.timeout_s is not None,
         )
 
         async def make(_progress: StepProgress) -> StepAnswer:
@@ -258,6 +263,7 @@ class NodeCall:
             answer_schema=answer_schema,
             notify=self.notify,
             buffer=self.scope.buffer,
+            may_wait=not self.scope.is_closing,
         )
 
         async def make(_progress: StepProgress) -> StepAnswer:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from agentmesh_dagster.records import Json, Step, StepStatus
+from agentmesh_dagster.runtime.journalled import call_off
 from agentmesh_dagster.runtime.level_end import StepFailed
 from agentmesh_dagster.runtime.level_walk import cut_off
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation, state_of
@@ -61,7 +62,7 @@ class ParallelNode(NodeType[ParallelConfig]):
         async def branch(index: int, name: str) -> None:
             scope = scopes[keys[name]]
             request = {"branch": name}
-            row = await standing.attempt(lambda: _branch(call, keys[name], request, scope, index))
+            row = await standing.attempt(lambda: _branch(call, keys[name], request, scope, index), keys[name])
             if row is not None:
                 rows[name] = row
 
@@ -80,12 +81,15 @@ class ParallelNode(NodeType[ParallelConfig]):
             finally:
                 await cut_off(tasks)
         needed = {"all": len(keys), "any": 1}.get(str(config.wait), enough or 1)
-        if config.wait == "any" and standing.is_waiting:
-            raise Suspended(standing.waits)
+        may_yet_do = len(rows) < needed and len(keys) - standing.failures >= needed
+        if standing.is_waiting and (may_yet_do or config.wait == "any"):
+            # What waits in a branch that has failed is nobody's any more: the node goes on without it.
+            left: list[str] = []
+            for key in sorted(standing.failed):
+                left += call.session.unsettled_waits(key)
+                await call_off(call.session, key, call.buffer)
+            raise Suspended(standing.waits, left)
         if len(rows) < needed:
-            if len(keys) - standing.failures >= needed:
-                # What waits may yet be enough.
-                raise Suspended(standing.waits)
             standing.settle()
         ended = [name for name in config.branches if name in rows]
         return NodeResult(

@@ -23,10 +23,12 @@ class Standing:
     failure: Exception | None = None
     """The first that was not handled."""
     failures: int = 0
+    failed: set[str] = field(default_factory=set[str])
+    """The keys of those that failed, where they were given."""
     is_waiting: bool = False
     waits: list[Wait] = field(default_factory=list[Wait])
 
-    async def attempt(self, run: Callable[[], Awaitable[Step]]) -> Step | None:
+    async def attempt(self, run: Callable[[], Awaitable[Step]], key: str = "") -> Step | None:
         """Runs one pass; None where it failed or waits, which is noted."""
         try:
             return await run()
@@ -36,6 +38,7 @@ class Standing:
         except Exception as error:  # noqa: BLE001 - raised when the other passes have ended
             self.failure = self.failure or error
             self.failures += 1
+            self.failed.add(key)
         return None
 
     def settle(self) -> None:
@@ -87,6 +90,7 @@ def body_scope(
         locals={**outer.locals, **(names or {})},
         buffer=buffer or outer.buffer,
         is_quiet=is_quiet,
+        is_closing=outer.is_closing,
     )
     if body.workflow is None:
         return scope

@@ -51,6 +51,11 @@ class WorkflowNode(NodeType[WorkflowConfig]):
         """Stores a run that a gate sensor has Dagster begin; its id is the same in every attempt."""
         parent, journal = call.session.run, call.environment.journal
         slug = _level(config, call.preparation).workflow.slug
+        child_id = str(uuid.UUID(content_hash([parent.id, call.key])[:32]))
+        known = await journal.run(child_id)
+        if known is not None:
+            # An attempt before this one was cut off after it had stored it.
+            return NodeResult(output={"run_id": known.id}, child_run_id=known.id)
         live = await journal.published(parent.project, "workflow", slug)
         if live is None:
             raise NotFound(
@@ -60,12 +65,11 @@ class WorkflowNode(NodeType[WorkflowConfig]):
             )
         # The run is one of what is published now, which need not be what the caller was published with.
         workflow = Closure.model_validate(live.closure).workflow
-        digest = content_hash([parent.id, call.key])
         now = call.environment.clock.now()
         settings = workflow.settings
         limit_s = settings.timeout_s if settings.timeout_includes_waiting else None
         run = Run(
-            id=str(uuid.UUID(digest[:32])),
+            id=child_id,
             project=parent.project,
             kind="workflow",
             slug=slug,
