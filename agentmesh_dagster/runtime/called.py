@@ -108,7 +108,8 @@ async def _close(
     closing = closing_scope(
         session, scope, body, name=name, key=key, status=status, output=output, error=error
     )
-    await call.part("branch", key, request, closing, lambda: _walked(call, closing), index=0)
+    # Announced, so that whoever comes after a kill knows which end it follows.
+    await call.part("branch", key, request, closing, lambda: _walked(call, closing), index=0, announce=True)
 
 
 async def _walked(call: NodeCall, closing: Scope) -> StepAnswer:

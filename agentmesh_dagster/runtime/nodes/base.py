@@ -175,7 +175,15 @@ class NodeCall:
         return await self.run_level(scope)
 
     async def part(
-        self, kind: str, key: str, request: Json, scope: Scope, work: PartWork | None = None, *, index: int
+        self,
+        kind: str,
+        key: str,
+        request: Json,
+        scope: Scope,
+        work: PartWork | None = None,
+        *,
+        index: int,
+        announce: bool = False,
     ) -> Step:
         """Runs one pass of a container as a journalled step of its own, or replays it.
 
@@ -186,6 +194,7 @@ class NodeCall:
             scope: The pass.
             work: Makes its answer; default: what the pass came to.
             index: From 0, of iterations from 1.
+            announce: Whether its row is written before anything in it.
 
         Raises:
             Suspended: Something in it waits.
@@ -202,7 +211,7 @@ class NodeCall:
             request=request,
             definition_hash=self.session.run.definition_hash,
             idempotent=True,
-            announce=False,
+            announce=announce,
             node_key=self.key,
             iteration_index=index,
             is_light=scope.level.is_light(self.environment.node_types),
