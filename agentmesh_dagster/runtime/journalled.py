@@ -100,7 +100,7 @@ class StepProgress:
     worked_ms: int = 0
     """How long the attempt worked before it waited, in earlier Dagster runs."""
     tries: int = 1
-    """Which of the attempts that the step's `retry` allows it is."""
+    """Which of the attempts that the step's `retry` allows it is; after a wait they are counted anew."""
 
     def begin_anew(self, now_s: float) -> None:
         """Begins a further attempt."""
@@ -172,8 +172,6 @@ async def journalled_step(
     shared |= {"queued_at": known.queued_at if known else now, "started_at": started_at}
     if known is not None and goes_on:
         progress.worked_ms = known.duration_ms or 0
-        kept: dict[str, Any] = known.routing_decision or {}
-        progress.tries = kept.get("tries", 1)
     settled: StepAnswer | None = None
     if known is not None and not ask.idempotent and known.status in (StepStatus.RUNNING, StepStatus.UNKNOWN):
         told = await settle_cut_off(session, ask, known)
@@ -251,7 +249,6 @@ async def journalled_step(
             attempt=progress.attempt,
             status=StepStatus.WAITING,
             duration_ms=progress.worked_ms + stretch_ms,
-            routing_decision={"tries": progress.tries} if progress.tries > 1 else None,
         )
         is_unchanged = (
             known is not None

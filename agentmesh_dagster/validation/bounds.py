@@ -159,7 +159,9 @@ class _Explainer:
             places = (place.seen_from(path, node, called.slug) for place in bound.open_at)
             return Bound(bound.finite, tuple(dict.fromkeys(places)))
 
-        return self._done[reference].count.map(seen), SchemaShape.of(called.output_schema)
+        # Its `on_failure` and `finally` have a row of their own each, as branches have.
+        count = Count.joined(total, [self._done[reference].count, *(ONE_STEP for _ in bodies_in(called))])
+        return count.map(seen), SchemaShape.of(called.output_schema)
 
 
 def _uncounted(path: str, node: str, why: str) -> Count:
