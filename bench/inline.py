@@ -20,7 +20,7 @@ from agentmesh_dagster.orchestration.host import AgentMesh, build_environment
 from agentmesh_dagster.records import RunStatus, StepStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.runtime.nested import run_inline
-from agentmesh_dagster.runtime.session import Launch, open_session
+from agentmesh_dagster.runtime.opening import Launch, open_session
 from bench import functions
 from bench.measure import Times
 from bench.projects import STATE_DATABASE, make_project, temporary_folder

@@ -119,6 +119,21 @@ class GateProject:
         data = location.get_sensor_def("agentmesh_gates").evaluate_tick(context)
         return Tick(requests=list(data.run_requests or ()), skipped=data.skip_message or "")
 
+    def settled(self, location: dg.RepositoryDefinition) -> list[str]:
+        """Runs what the gate sensor asks for until it asks for nothing more; the jobs in their order."""
+        jobs: list[str] = []
+        while requests := self.tick(location).requests:
+            for request in requests:
+                assert request.job_name is not None
+                jobs.append(request.job_name)
+                location.get_job(request.job_name).execute_in_process(
+                    instance=self.instance,
+                    tags=dict(request.tags),
+                    run_config=dict(request.run_config or {}),
+                    raise_on_error=False,
+                )
+        return jobs
+
 
 @dataclass
 class Tick:

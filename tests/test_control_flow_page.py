@@ -46,22 +46,6 @@ def published(project: GateProject, slug: str) -> dg.RepositoryDefinition:
     return project.load()
 
 
-def settled(project: GateProject, location: dg.RepositoryDefinition) -> list[str]:
-    """Runs what the gate sensor asks for until it asks for nothing more; the jobs in their order."""
-    jobs: list[str] = []
-    while requests := project.tick(location).requests:
-        for request in requests:
-            assert request.job_name is not None
-            jobs.append(request.job_name)
-            location.get_job(request.job_name).execute_in_process(
-                instance=project.instance,
-                tags=dict(request.tags),
-                run_config=dict(request.run_config or {}),
-                raise_on_error=False,
-            )
-    return jobs
-
-
 def test_branches_are_ops_of_a_nested_graph():
     result = result_of("check-order", {"amount": 500, "country": "FR"})
     assert result.run.output == {"ship": True}
@@ -109,7 +93,7 @@ def test_a_run_of_its_own_is_awaited_by_its_end(project: GateProject):
     run = project.waiting(location, job="order_report")
     assert project.store.runs.children(run.id)[0].status is RunStatus.PENDING
 
-    assert settled(project, location) == ["build_report", "order_report"]
+    assert project.settled(location) == ["build_report", "order_report"]
 
     assert project.store.runs.get(run.id).output == {"status": "succeeded", "pages": 12}
 
@@ -132,7 +116,7 @@ def test_what_runs_when_a_run_has_ended(project: GateProject, rows: int, status:
     location = published(project, "import-orders")
     run = project.run(location, "import_orders", config={"rows": rows})
 
-    assert settled(project, location) == ["agentmesh_finalize"]
+    assert project.settled(location) == ["agentmesh_finalize"]
 
     ended = project.store.runs.get(run.id)
     assert ended.status.value == status

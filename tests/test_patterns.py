@@ -70,22 +70,6 @@ def decide(project: GateProject, run: Run, decision: str, data: Any = None) -> N
     project.store.waits.decide(run.project, project.gate(run).id, vote)
 
 
-def settled(project: GateProject, location: dg.RepositoryDefinition) -> list[str]:
-    """Runs what the gate sensor asks for until it asks for nothing more; the jobs in their order."""
-    jobs: list[str] = []
-    while requests := project.tick(location).requests:
-        for request in requests:
-            assert request.job_name is not None
-            jobs.append(request.job_name)
-            location.get_job(request.job_name).execute_in_process(
-                instance=project.instance,
-                tags=dict(request.tags),
-                run_config=dict(request.run_config or {}),
-                raise_on_error=False,
-            )
-    return jobs
-
-
 def test_each_of_the_twenty_has_a_section_with_an_example_and_a_test():
     assert list(SECTIONS) == list(range(1, 21))
     tests = {int(name[5:7]) for name in globals() if re.match(r"test_\d\d_", name)}
@@ -196,7 +180,7 @@ def test_12_multiple_instances_without_synchronization(project: GateProject):
     children = project.store.runs.children(run.id)
     assert [child.status for child in children] == [RunStatus.PENDING] * 3
 
-    assert settled(project, location) == ["handle_ticket"] * 3
+    assert project.settled(location) == ["handle_ticket"] * 3
 
     ended = [project.store.runs.get(child.id) for child in children]
     assert {child.output for child in ended} == {"a handled", "b handled", "c handled"}
@@ -229,13 +213,13 @@ def test_15_multiple_instances_number_not_known_beforehand(project: GateProject)
     run = project.waiting(location, job="instances_open")
     decide(project, run, "another", {"name": "Ada"})
     # Ada is heard before anybody knows of Ben.
-    assert settled(project, location) == ["instances_open", "hear_witness"]
+    assert project.settled(location) == ["instances_open", "hear_witness"]
     assert [child.output for child in project.store.runs.children(run.id)] == ["Ada heard"]
     decide(project, run, "another", {"name": "Ben"})
     project.run_request(location, project.tick(location).requests[0])
     decide(project, run, "enough")
 
-    assert "hear_witness" in settled(project, location)
+    assert "hear_witness" in project.settled(location)
 
     ended = project.store.runs.get(run.id)
     assert (ended.status, ended.output) == (RunStatus.SUCCEEDED, ["Ada heard", "Ben heard"])
@@ -342,7 +326,7 @@ def test_20_cancel_case(project: GateProject):
 
     cancel_run(project.store, project.instance, run, by="bob")
 
-    assert settled(project, location) == ["agentmesh_finalize"]
+    assert project.settled(location) == ["agentmesh_finalize"]
     stands = project.store.runs.get(run.id)
     assert (stands.status, stands.output) == (RunStatus.CANCELED, None)
     assert project.store.waits.get(run.project, gate.id).status is WaitStatus.CANCELED
@@ -352,5 +336,5 @@ def test_20_cancel_case(project: GateProject):
 
     paid = project.waiting(location, job="cancel_case")
     decide(project, paid, "approved")
-    assert settled(project, location) == ["cancel_case", "agentmesh_finalize"]
+    assert project.settled(location) == ["cancel_case", "agentmesh_finalize"]
     assert steps_of(project, paid)["@finally/release"].output == "succeeded: seat 12 is kept"

@@ -26,7 +26,8 @@ from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.runtime.nested import settle_failed
 from agentmesh_dagster.runtime.nodes.base import Say
-from agentmesh_dagster.runtime.session import Launch, Pinned, RunSession, open_session
+from agentmesh_dagster.runtime.opening import Launch, open_session
+from agentmesh_dagster.runtime.session import Pinned, RunSession
 from agentmesh_dagster.settings import database_url, project_root, project_slug
 
 if TYPE_CHECKING:
