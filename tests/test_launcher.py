@@ -673,7 +673,8 @@ from pathlib import Path
 
 async def hold(note: str) -> dict:
     """Waits, and leaves a note of its cleanup."""
-    Path(note).write_text(str(os.getpid()))
+    Path(note).with_suffix(".new").write_text(str(os.getpid()))
+    Path(note).with_suffix(".new").rename(note)
     try:
         await asyncio.sleep(60)
     finally:
