@@ -15,6 +15,8 @@ IN_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q -c constraints.txt
 SETUP := pyproject.toml constraints.txt
 export DAGSTER_DISABLE_TELEMETRY := yes
+# Tests, demo and benchmarks start many processes; without bytecode each of them compiles AgentMesh anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo dev test soak check format bench bench-peers clean

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -125,7 +125,7 @@ def run_workflow(
         slug: Which workflow, where there are several.
         database_url: A database of your own, with its schema up to date; default: a temporary SQLite file.
         function_modules: Modules whose functions may be called.
-        instance: A Dagster instance; default: an ephemeral one.
+        instance: A Dagster instance; default: an ephemeral one, which the runs of a process share.
         tags: Tags of the Dagster run.
         answers: Called for each open wait when the run waits; None leaves it open. The run goes on until it ends, or
             nothing that it waits for is answered. Default: nobody answers, and the run is left waiting.
@@ -140,12 +140,8 @@ def run_workflow(
         NotFound: The run ended before its first step, and left no row (code `no-run`).
         ApprovalError: An answer was refused.
     """
-    with ExitStack() as stack:
-        agentmesh = stack.enter_context(_opened(database_url, tuple(function_modules)))
-        # One for all that follows: an own one for each Dagster run costs as much as a small run.
-        if instance is None:
-            ephemeral = dg.DagsterInstance.ephemeral()  # pyright: ignore[reportUnknownMemberType]
-            instance = stack.enter_context(ephemeral)
+    with _opened(database_url, tuple(function_modules)) as agentmesh:
+        instance = instance or _ephemeral_instance()
         store = agentmesh.store()
         published = publish_documents(store, documents)
         workflows = [p for p in published if p.kind == "workflow" and slug in (None, p.slug)]
@@ -184,7 +180,13 @@ def run_workflow(
         )
 
 
-def _finalize(agentmesh: AgentMesh, run: Run, instance: dg.DagsterInstance | None) -> None:
+@cache
+def _ephemeral_instance() -> dg.DagsterInstance:
+    """One for all runs: to make one takes as long as a small run, since Dagster loads its migrations for it."""
+    return dg.DagsterInstance.ephemeral()  # pyright: ignore[reportUnknownMemberType]
+
+
+def _finalize(agentmesh: AgentMesh, run: Run, instance: dg.DagsterInstance) -> None:
     """Runs `on_failure` and `finally` of a run that has ended, where they are due."""
     claim = agentmesh.store().claims.claim(run.id, reason="finalize")
     if claim is not None:
