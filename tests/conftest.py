@@ -26,8 +26,8 @@ os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_GUARD, os.environ.get("PYTHONPATH")]))
 sys.path.insert(0, _GUARD)
 
-# Where memory is a folder, tests and what they start keep their files there: Dagster opens and flushes a SQLite file for
-# each event. A whole run of the tests leaves less than 1 GiB behind.
+# Where memory is a folder, tests and what they start keep their files there: Dagster opens and flushes a SQLite file
+# for each event.
 _memory = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(_memory, os.W_OK) and shutil.disk_usage(_memory).free > 4 * 2**30:
     os.environ["TMPDIR"] = tempfile.tempdir = str(_memory)
