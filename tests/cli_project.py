@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import forked
 
 from agentmesh_dagster.cli.main import main
 
@@ -116,11 +117,14 @@ def command(*args: str) -> list[str]:
 
 
 def run(*args: str, **options: Any) -> Outcome:
-    """The command in a process of its own."""
-    done = subprocess.run(
-        command(*args), capture_output=True, text=True, timeout=120, env=environment(), **options
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    """The command in a process of its own, which is forked."""
+    done = start(*args, **options)
+    return Outcome(done.wait(), done.out, done.err)
+
+
+def start(*args: str, **options: Any) -> forked.Forked:
+    """Such a command at work."""
+    return forked.start(["-m", "agentmesh_dagster", *args], environ=environment(), **options)
 
 
 def environment() -> dict[str, str]:

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import forked
+
 from agentmesh_dagster.store import Store, open_store
 
 T = TypeVar("T")
@@ -113,9 +115,11 @@ class Project:
 
     def agentmesh(self, *arguments: str, cwd: Path | None = None) -> str:
         """Runs a command that must succeed, and gives its standard output."""
-        done = self.command("agentmesh_dagster", *arguments, cwd=cwd)
-        assert done.returncode == 0, f"agentmesh {' '.join(arguments)}: {done.stdout}{done.stderr}"
-        return done.stdout
+        done = forked.run(
+            ["-m", "agentmesh_dagster", *arguments], environ=self.environ, cwd=cwd or self.folder
+        )
+        assert done.returncode == 0, f"agentmesh {' '.join(arguments)}: {done.out}{done.err}"
+        return done.out
 
     def publish(self, name: str, text: str) -> str:
         """Imports and publishes documents."""

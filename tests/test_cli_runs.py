@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_project import FLAKY, FLAKY_CODE, command, environment, run, write_documents
+from cli_project import FLAKY, FLAKY_CODE, run, start, write_documents
+from forked import Forked
 
 WAIT_S = 60
 
@@ -37,18 +37,12 @@ def until(holds: Callable[[], Any]) -> Any:
     return found
 
 
-def start_flaky() -> subprocess.Popen[str]:
+def start_flaky() -> Forked:
     """`agentmesh run` on `flaky`, held inside its node `second`."""
     Path("hold").touch()
-    process = subprocess.Popen(
-        command("run", "workflow", "flaky", "--json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
+    process = start("run", "workflow", "flaky", "--json")
     until(lambda: Path("held").exists() or process.poll() is not None)
-    assert process.poll() is None, process.communicate()
+    assert process.poll() is None, process.err
     return process
 
 
@@ -170,10 +164,9 @@ def test_a_dagster_home_that_dagster_refuses_is_said_in_a_line(folder: Path):
 def test_ctrl_c_cancels_a_run_and_a_retry_goes_on(folder: Path):
     process = start_flaky()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1, err
-    assert "Traceback" not in err
-    canceled = json.loads(out)
+    assert process.wait(WAIT_S) == 1, process.err
+    assert "Traceback" not in process.err
+    canceled = json.loads(process.out)
     assert canceled["status"] == "canceled"
     Path("hold").unlink()
     Path("mended").touch()
@@ -191,24 +184,18 @@ def test_a_run_in_another_process_is_not_canceled_behind_its_back(folder: Path):
     assert "Ctrl-C" in refused.error["message"]
     busy = run("runs", "retry", at_work["run_id"], "--json")
     assert (busy.code, busy.error["code"]) == (2, "run-at-work")
-    follower = subprocess.Popen(
-        command("runs", "events", at_work["run_id"], "--follow", "--json"),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
+    follower = start("runs", "events", at_work["run_id"], "--follow", "--json")
     Path("mended").touch()
     Path("hold").unlink()
-    out, _ = process.communicate(timeout=WAIT_S)
-    assert json.loads(out)["status"] == "succeeded"
-    followed, _ = follower.communicate(timeout=WAIT_S)
-    assert json.loads(followed.splitlines()[-1])["type"] == "run.completed"
+    process.wait(WAIT_S)
+    assert json.loads(process.out)["status"] == "succeeded"
+    follower.wait(WAIT_S)
+    assert json.loads(follower.out.splitlines()[-1])["type"] == "run.completed"
 
 
 def test_a_killed_run_is_canceled_once_its_lease_is_over(folder: Path):
     process = start_flaky()
     process.kill()
-    process.communicate()
     [lost] = run("runs", "list", "--json").json
     assert lost["status"] == "running"
     assert run("runs", "cancel", lost["run_id"]).code == 1
@@ -223,7 +210,6 @@ def test_a_killed_run_is_canceled_once_its_lease_is_over(folder: Path):
 def test_a_killed_run_is_retried_once_its_lease_is_over(folder: Path):
     process = start_flaky()
     process.kill()
-    process.communicate()
     end_lease(folder)
     Path("hold").unlink()
     Path("mended").touch()

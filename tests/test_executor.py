@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import dagster as dg
 import executor_jobs as jobs
+import forked
 import pytest
 from dagster import DagsterEventType as Event
 from dagster import DagsterRunStatus as Status
@@ -59,17 +58,13 @@ def most_at_once(lines):
 class Started:
     """A run in a process of its own, which shall be interrupted."""
 
-    def __init__(self, instance, job, ready, tmp_path):
+    def __init__(self, instance, job, ready):
         self.instance = instance
-        self.errors = tmp_path / "stderr"
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, jobs.__file__, job], stdout=errors, stderr=errors
-            )
+        self.process = forked.start([jobs.__file__, job])
         deadline = time.monotonic() + 60
         while not all(f"begin {name}" in jobs.notes() for name in ready):
-            assert time.monotonic() < deadline, self.errors.read_text()
-            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline, self.process.err
+            assert self.process.poll() is None, self.process.err
             time.sleep(0.02)
 
     def run(self):
@@ -79,22 +74,21 @@ class Started:
     def end_seconds(self, number):
         sent = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(timeout=60)
+        self.process.wait(60)
         return time.monotonic() - sent
 
 
 @pytest.fixture
-def start(instance, tmp_path):
+def start(instance):
     started = []
 
     def start_job(job, ready):
-        started.append(Started(instance, job, ready, tmp_path))
+        started.append(Started(instance, job, ready))
         return started[-1]
 
     yield start_job
     for each in started:
         each.process.kill()
-        each.process.wait()
 
 
 def test_a_full_pool_delays_steps_and_never_hangs(instance):

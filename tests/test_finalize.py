@@ -423,7 +423,7 @@ class TestCommands:
             (correction,) = reconcile(project.store, instance, "default", project.clock)
             assert correction.status is RunStatus.FAILED
             project.clock.advance(-120)
-            location = project.load()
+            location = project.load(hold_s=0)
             (record,) = project.store.runs.list("default")
 
             monkeypatch.setenv("AGENTMESH_FAULT", "journal.finalized.before#1")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import ClassVar
 
 import dagster as dg
+import forked
 import pytest
 import workflow_functions
 from fake_http import FakeHttp
@@ -288,22 +286,12 @@ class TestKilled:
 
     def kill_during(self, project, ready, input=None):
         """Executes in another process, kills it when `ready`, and lets the reconciler find out."""
-        process = subprocess.Popen(
-            [sys.executable, "-c", project.script("sample", input)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        try:
+        with forked.start(["-c", project.script("sample", input)]) as process:
             deadline = time.monotonic() + 60
             while not ready():
-                assert process.poll() is None, process.stderr.read().decode()[-3000:]
+                assert process.poll() is None, process.err[-3000:]
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            process.send_signal(signal.SIGKILL)
-        finally:
-            process.kill()
-            process.wait()
-            process.stderr.close()
         (run,) = project.instance.get_runs()
         corrected = []
         deadline = time.monotonic() + 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from sqlalchemy import event as engine_event
 from store_samples import HandClock, a_run, a_step, a_vote, a_wait, an_event, at
@@ -358,7 +358,7 @@ def _claim_all(url: str, seconds: float, launched: str, fault: str, barrier: Any
 
 
 def _race(url: str, seconds: float, folder: Path, faults: dict[int, str], count: int = 8) -> list[int | None]:
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     barrier = context.Barrier(count)
     folder.mkdir()
     processes = [
@@ -487,7 +487,7 @@ def test_writers_of_every_kind_never_wait_for_each_other_in_a_circle(store: Stor
             await store.journal.bind_run(a_run(f"run-{index}", parent_run_id="run"), f"run-{index}")
 
     run(make())
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     barrier, results = context.Barrier(8), context.Queue()
     processes = [
         context.Process(target=_work, args=(database_url, worker, barrier, results)) for worker in range(8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import psycopg2
 import pytest
 from sqlalchemy import make_url
@@ -191,7 +191,7 @@ def test_processes_write_to_the_same_runs_at_once(store: Store, database_url: st
             await store.journal.bind_run(a_run(f"run-{index}"), f"run-{index}")
 
     asyncio.run(bind())
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     barrier, done = context.Barrier(4), context.Queue()
     processes = [
         context.Process(target=_record_many, args=(database_url, worker, barrier, done))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
 from typing import Any
 
+import forked
 import pytest
 from test_store_catalog import agent, publish_workflow_with_agent, race, workflow
 
@@ -143,7 +143,7 @@ def _publish_many(url: str, name: str, barrier: Any, results: Any) -> None:
 
 def test_two_processes_publish_at_once(store: Store, database_url: str):
     store.catalog.save("default", workflow(), by="ann")
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     barrier, results = context.Barrier(3), context.Queue()
     processes = [
         context.Process(target=_publish_many, args=(database_url, name, barrier, results))

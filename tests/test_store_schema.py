@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from sqlalchemy import create_engine, inspect, text
 from store_samples import a_step, a_vote, a_wait
@@ -295,7 +295,7 @@ def _open_when_told(url: str, barrier: Any, results: Any) -> None:
 
 
 def test_four_processes_upgrade_a_fresh_database_at_once(empty_database_url: str):
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     barrier, results = context.Barrier(4), context.Queue()
     processes = [
         context.Process(target=_open_when_told, args=(empty_database_url, barrier, results)) for _ in range(4)

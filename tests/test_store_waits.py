@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import forked
 import pytest
 from sqlalchemy import event as engine_event
 from store_samples import NOON, HandClock, a_run, a_step, a_vote, a_wait, an_event, at
@@ -404,7 +404,7 @@ def _decide_when_told(url: str, worker: int, wait_id: str, barrier: Any, results
 def test_of_eight_processes_that_decide_one_wins_and_seven_are_told(store: Store, database_url: str):
     gate = a_wait(cancel_siblings=True)
     open_wait(store, gate, a_wait("other"))
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     barrier, results = context.Barrier(8), context.Queue()
     processes = [
         context.Process(target=_decide_when_told, args=(database_url, worker, gate.id, barrier, results))
