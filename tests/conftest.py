@@ -49,6 +49,10 @@ def own_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+    # Processes that a test has forked its steps from have that test's environment.
+    forkserver = sys.modules.get("multiprocessing.forkserver")
+    if forkserver is not None:
+        forkserver._forkserver._stop()
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ from kill_matrix import Matrix
 from kill_plans import Kill, Outcome, Plan, in_words, second_kills, share, single_kills, spread
 
 BACKENDS = ("sqlite", "postgresql")
-LANES = 2
-SAMPLE_S = 100.0
+LANES = 1
+SAMPLE_S = 30.0
 """In which the plans of a sample are begun, for each database; of a loaded machine at least one for each lane."""
-ITEMS_SAMPLE_S = 20.0
+ITEMS_SAMPLE_S = 15.0
 ITEMS_SOAK_S = 600.0
 """The items pass a thousand points: those between the first, the middle and the last of a name as far as time goes."""
 PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"

@@ -138,10 +138,10 @@ class Launching:
 
     def hold(self) -> tuple[str, int]:
         """Launches a run that waits; its id and its process."""
-        (self.folder / "held").unlink(missing_ok=True)
+        held = self.folder / "held"
+        held.unlink(missing_ok=True)
         run_id = self.launch(self.create("holding"))
-        wait_until("the run holds", (self.folder / "held").exists)
-        return run_id, int((self.folder / "held").read_text())
+        return run_id, int(wait_until("the run holds", lambda: held.exists() and held.read_text()))
 
     def release(self) -> None:
         (self.folder / "release").touch()
@@ -557,6 +557,8 @@ def test_named_modules_are_loaded_in_the_background_once(launching: Launching):
     first = launching.facts()
     assert first["preloaded"] is False
 
+    # While runs come one after the other, it is put off.
+    wait_until("it is loaded", (launching.folder / "began").exists)
     found = wait_until("runs have it", lambda: (facts := launching.facts())["preloaded"] and facts)
 
     assert found["parent"] != first["parent"]

@@ -28,6 +28,7 @@ from agentmesh_dagster.orchestration.gate_poll import Offered
 from agentmesh_dagster.orchestration.gate_sensor import with_offered
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.location_internals import handed_metadata, with_metadata
+from agentmesh_dagster.orchestration.step_processes import multiprocess_executor
 from agentmesh_dagster.records import LiveJob, Publication
 from agentmesh_dagster.runtime.registry import node_types
 from agentmesh_dagster.specs.names import job_name, pinned_job_name, pinned_publication
@@ -187,5 +188,5 @@ def named_executors(default: dg.ExecutorDefinition = agentmesh_executor) -> dict
         "default": default,
         "threads": agentmesh_executor,
         "in_process": dg.in_process_executor,
-        "multiprocess": dg.multiprocess_executor,
+        "multiprocess": multiprocess_executor,
     }
