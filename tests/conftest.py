@@ -40,6 +40,14 @@ network_guard.install()
 pytest_plugins = ["store_fixtures"]
 
 
+# A worker that begins one of these last works on while the other has nothing left to do.
+_LONG = ("test_walker_property.py", "test_launcher.py", "test_kill_matrix.py", "test_pinned_jobs.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONG)
+
+
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """Commands that a test calls in this process set variables, `DAGSTER_HOME` for one, that are its own."""

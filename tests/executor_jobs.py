@@ -15,6 +15,7 @@ from pathlib import Path
 import dagster as dg
 
 from agentmesh_dagster.orchestration.executor import agentmesh_executor, build_executor
+from agentmesh_dagster.orchestration.step_processes import multiprocess_executor
 from agentmesh_dagster.runtime.loop import run_on_loop
 
 NOTHING = {"h_0": dg.Out(dg.Nothing)}
@@ -85,6 +86,10 @@ def sleepy_in_process():
 
 def sleepy_multiprocess():
     return graph("sleepy_multiprocess", [sleeper("s0", 30)], executor=dg.multiprocess_executor)
+
+
+def sleepy_step_processes():
+    return graph("sleepy_step_processes", [sleeper("s0", 30)], executor=multiprocess_executor)
 
 
 def stubborn():
@@ -221,7 +226,7 @@ def same_in_process():
 
 
 def same_multiprocess():
-    return _same("same_multiprocess", dg.multiprocess_executor)
+    return _same("same_multiprocess", multiprocess_executor)
 
 
 def _no_resource(name, executor):

@@ -147,8 +147,8 @@ def test_a_step_that_does_not_stop_is_given_up(start, instance):
     assert "did not stop within 0.5 s" in failure.dagster_event.step_failure_data.error.message
 
 
-@pytest.mark.parametrize("job", ["sleepy_in_process", "sleepy_multiprocess"])
-def test_sigterm_ends_an_await_under_dagsters_own_executors(start, instance, job):
+@pytest.mark.parametrize("job", ["sleepy_in_process", "sleepy_multiprocess", "sleepy_step_processes"])
+def test_sigterm_ends_an_await_under_other_executors(start, instance, job):
     started = start(job, ["s0"])
     instance.report_run_canceling(started.run())
     assert started.end_seconds(signal.SIGTERM) < 8

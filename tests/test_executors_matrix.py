@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from itertools import pairwise
 
 from dagster import DagsterRunStatus
+from dagster_server import parent_of
 from workflow_project import open_project
 
 from agentmesh_dagster.clock import SystemClock
@@ -136,3 +139,21 @@ def test_a_run_of_step_processes_is_not_taken_for_dead_between_its_steps(tmp_pat
         assert project.store.runs.lease(run.id) is None
         running = replace(run, status=RunStatus.RUNNING)
         assert reconcile_run(project.store, Between(), running, None, SystemClock()) is None
+
+
+def test_step_processes_are_forked_from_one_that_belongs_to_the_run(tmp_path, sqlite_url, monkeypatch):
+    ids = ["start", "one", "two", "end"]
+    function = {"type": "code", "config": {"function": "workflow_functions:process", "input": {}}}
+    nodes = [{"id": key, **(function if key in ("one", "two") else {"type": key})} for key in ids]
+    edges = [{"source": above, "target": below} for above, below in pairwise(ids)]
+    settings = {"executor": "multiprocess", "max_concurrent": 1}
+    with open_project(tmp_path, sqlite_url, monkeypatch) as project:
+        project.publish(
+            {"kind": "workflow", "slug": "forked", "nodes": nodes, "edges": edges, "settings": settings}
+        )
+        result = project.execute("forked")
+        steps = project.steps(result.run_id)
+        one, two = steps["one"].output, steps["two"].output
+        assert one["own"] != two["own"]
+        assert one["parent"] == two["parent"] != os.getpid()
+        assert parent_of(one["parent"]) == os.getpid()

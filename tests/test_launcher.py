@@ -20,7 +20,7 @@ from dagster._core.launcher.base import WorkerStatus
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
 from dagster._serdes import deserialize_value
-from dagster_server import DevServer, Project, is_alive, wait_until
+from dagster_server import DevServer, Project, is_alive, parent_of, wait_until
 
 from agentmesh_dagster.orchestration import worker_internals
 from agentmesh_dagster.orchestration.launcher import DEFAULT_PRELOAD, LaunchFailed, WarmRunLauncher
@@ -159,10 +159,6 @@ class Launching:
     def messages(self, run_id: str, kind: dg.DagsterEventType) -> list[str]:
         events = [entry.dagster_event for entry in self.instance.all_logs(run_id)]
         return [event.message or "" for event in events if event and event.event_type is kind]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def gone(pid: int) -> None:

@@ -49,6 +49,11 @@ def fail_first(name: str, failures: int = 1) -> int:
     return count
 
 
+def process() -> dict[str, int]:
+    """The process that it runs in, and the one that has forked it."""
+    return {"own": os.getpid(), "parent": os.getppid()}
+
+
 async def wait_for_note(name: str, then: str, timeout_s: float = 30.0) -> str:
     """Waits until another node has left a note, and leaves one."""
     note(f"{then} begins")
