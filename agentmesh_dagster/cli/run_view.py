@@ -304,13 +304,18 @@ def run_facts(run: Run) -> dict[str, Json]:
 
 def _cells(branch: Branch) -> tuple[str, str, str, str, str]:
     step = branch.step
-    parent = step.parent_key
-    inside = branch.depth > 0 and parent is not None and step.key.startswith(f"{parent}/")
-    shown = "  " * branch.depth + (step.key[len(parent or "") + 1 :] if inside else step.key)
+    shown = "  " * branch.depth + (_key_below(step.key, step.parent_key) if branch.depth else step.key)
     time = "-" if step.duration_ms is None else f"{step.duration_ms / 1000:.2f} s"
     tokens = f"{step.input_tokens}+{step.output_tokens}" if step.input_tokens or step.output_tokens else "-"
     kind = step.model_used or (step.node_type if step.kind == "node" else step.kind)
     return shown, cell(kind), step.status.value, time, tokens
+
+
+def _key_below(key: str, parent: str | None) -> str:
+    """What tells a step from its parent: `gate` below `a/each[x]`, and `each[x]` below `a/each`."""
+    if parent is None or not key.startswith(parent):
+        return key
+    return key.removeprefix(f"{parent}/") if key.startswith(f"{parent}/") else key[parent.rfind("/") + 1 :]
 
 
 def _time(moment: object) -> str | None:
