@@ -15,11 +15,13 @@ The database is a temporary SQLite file, Dagster's instance is ephemeral, and th
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import dagster as dg
 import yaml
@@ -125,7 +127,7 @@ def run_workflow(
         slug: Which workflow, where there are several.
         database_url: A database of your own, with its schema up to date; default: a temporary SQLite file.
         function_modules: Modules whose functions may be called.
-        instance: A Dagster instance; default: an ephemeral one, which the runs of a process share.
+        instance: A Dagster instance; default: an ephemeral one, which the runs of the main thread share.
         tags: Tags of the Dagster run.
         answers: Called for each open wait when the run waits; None leaves it open. The run goes on until it ends, or
             nothing that it waits for is answered. Default: nobody answers, and the run is left waiting.
@@ -140,8 +142,10 @@ def run_workflow(
         NotFound: The run ended before its first step, and left no row (code `no-run`).
         ApprovalError: An answer was refused.
     """
-    with _opened(database_url, tuple(function_modules)) as agentmesh:
-        instance = instance or _ephemeral_instance()
+    with (
+        _opened(database_url, tuple(function_modules)) as agentmesh,
+        _ephemeral_instance() if instance is None else nullcontext(instance) as instance,
+    ):
         store = agentmesh.store()
         published = publish_documents(store, documents)
         workflows = [p for p in published if p.kind == "workflow" and slug in (None, p.slug)]
@@ -180,10 +184,29 @@ def run_workflow(
         )
 
 
-@cache
-def _ephemeral_instance() -> dg.DagsterInstance:
-    """One for all runs: to make one takes as long as a small run, since Dagster loads its migrations for it."""
-    return dg.DagsterInstance.ephemeral()  # pyright: ignore[reportUnknownMemberType]
+# Alembic, which makes tables for Dagster and for AgentMesh, works for one thread of a process at a time.
+_migrating: Final = threading.Lock()
+
+
+def _made_instance() -> dg.DagsterInstance:
+    with _migrating:
+        return dg.DagsterInstance.ephemeral()  # pyright: ignore[reportUnknownMemberType]
+
+
+_main_instance = cache(_made_instance)
+
+
+@contextmanager
+def _ephemeral_instance() -> Generator[dg.DagsterInstance]:
+    """One that is kept, since to make it takes as long as a small run: Dagster loads its migrations for it.
+
+    It is in memory, and one thread alone may use it: other threads than the main one have theirs for each call.
+    """
+    if threading.current_thread() is threading.main_thread():
+        yield _main_instance()
+        return
+    with _made_instance() as instance:
+        yield instance
 
 
 def _finalize(agentmesh: AgentMesh, run: Run, instance: dg.DagsterInstance) -> None:
@@ -239,7 +262,7 @@ class _OwnAgentMesh(AgentMesh):
 @cache
 def _empty_database() -> bytes:
     """A SQLite file with the schema and nothing in it: to make one takes longer than a small run."""
-    with tempfile.TemporaryDirectory(prefix="agentmesh-") as folder:
+    with _migrating, tempfile.TemporaryDirectory(prefix="agentmesh-") as folder:
         file = Path(folder) / "agentmesh.db"
         open_store(f"sqlite:///{file}").close()
         return file.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -29,8 +30,10 @@ sys.path.insert(0, _GUARD)
 # Where memory is a folder, tests and what they start keep their files there: Dagster opens and flushes a SQLite file
 # for each event.
 _memory = Path("/dev/shm")
+_folder: str | None = None
 if "TMPDIR" not in os.environ and os.access(_memory, os.W_OK) and shutil.disk_usage(_memory).free > 4 * 2**30:
-    os.environ["TMPDIR"] = tempfile.tempdir = str(_memory)
+    _folder = tempfile.mkdtemp(prefix="agentmesh-tests-", dir=_memory)
+    os.environ["TMPDIR"] = tempfile.tempdir = _folder
 
 import network_guard  # noqa: E402 - its folder is on the path from here on
 
@@ -38,6 +41,12 @@ network_guard.install()
 
 # The databases that the tests of the store run on, as fixtures for all tests.
 pytest_plugins = ["store_fixtures"]
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    # What failed tests have left is there to look at.
+    if _folder is not None and exitstatus == 0:
+        shutil.rmtree(_folder, ignore_errors=True)
 
 
 # A worker that begins one of these last works on while the other has nothing left to do.
@@ -57,9 +66,12 @@ def own_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
-    # Processes that a test has forked its steps from have that test's environment.
+    # The process that a test has forked its steps from has that test's environment. Python has no public way to end
+    # it; it ends when all that it has forked have.
     forkserver = sys.modules.get("multiprocessing.forkserver")
     if forkserver is not None:
+        for process in multiprocessing.active_children():
+            process.kill()
         forkserver._forkserver._stop()
 
 

@@ -78,6 +78,16 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have."""
+    children: list[int] = []
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if path.name.isdigit() and parent_of(int(path.name)) == pid and is_alive(int(path.name)):
+                children.append(int(path.name))
+    return [found for child in children for found in (child, *descendants(child))]
+
+
 @dataclass
 class Project:
     """A project folder with the environment that its commands run in."""

@@ -3,14 +3,16 @@
     done = forked.run(["-m", "agentmesh_dagster", "list"])
     process = forked.start(["-c", "print(1)"])
 
-A command gets arguments, environment, folder and files for its output, as a started Python gets them. At its end
-threads are waited for and exit functions called; Python itself is not taken down, which would take longer than most
-commands. What a command imports by itself is tested where one is really started (`test_cli_process`, `test_imports`).
+A command gets arguments, environment, folder and files for its output, as a started Python gets them; what Python
+itself reads at its start (PYTHONHASHSEED, PYTHONWARNINGS) is that of all tests. At its end threads are waited for and
+exit functions called; Python itself is not taken down, which would take longer than most commands. What a command
+imports by itself is tested where one is really started (`test_cli_process`, `test_imports`).
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +36,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from agentmesh_dagster.faults import arm_from_environment
+
+# Of no test: what Python reads at its start is the same for all commands.
+_ENVIRON = dict(os.environ)
 
 
 @dataclass
@@ -58,13 +64,15 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        """Sends it a signal, where it is at work."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends it by force, where it is at work."""
-        if self.poll() is None:
-            self.send_signal(signal.SIGKILL)
-            self._ended(10)
+        self.send_signal(signal.SIGKILL)
+        self._ended(10)
 
     @property
     def out(self) -> str:
@@ -136,7 +144,12 @@ class _Server:
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=_ENVIRON,
+            cwd=Path(__file__).parent.parent,
         )
         atexit.register(self.close)
 
@@ -178,7 +191,7 @@ def _import_all() -> None:
     from agentmesh_dagster.orchestration.worker_internals import LIBRARIES
 
     for module in walk_packages(agentmesh_dagster.__path__, "agentmesh_dagster."):
-        if ".migrations." not in module.name and not module.name.endswith(".__main__"):
+        if ".migrations." not in module.name and not module.name.endswith((".__main__", ".step_parent")):
             import_module(module.name)
     for name in LIBRARIES:
         import_module(name)
@@ -192,6 +205,7 @@ def _command(job: Mapping[str, Any]) -> None:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["environ"])
+    time.tzset()
     arm_from_environment()
     paths = [path for path in job["environ"].get("PYTHONPATH", "").split(os.pathsep) if path]
     own = str(Path(__file__).parent)
@@ -204,7 +218,7 @@ def _command(job: Mapping[str, Any]) -> None:
         sys.path.insert(0, "")
         sys.argv = ["-c", *arguments[2:]]
         main = sys.modules["__main__"] = ModuleType("__main__")
-        exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+        exec(compile(arguments[1], "<string>", "exec", dont_inherit=True), main.__dict__)
     else:
         sys.path.insert(0, str(Path(arguments[0]).parent))
         sys.argv = arguments
@@ -212,25 +226,29 @@ def _command(job: Mapping[str, Any]) -> None:
 
 
 def _become(job: Mapping[str, Any]) -> NoReturn:
-    code = 1
+    code, is_interrupted = 1, False
     try:
         _command(job)
         code = 0
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-        if isinstance(exit_.code, str):
+        if code and not isinstance(exit_.code, int):
             print(exit_.code, file=sys.stderr)
     except KeyboardInterrupt:
         traceback.print_exc()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        is_interrupted = True
     except BaseException:  # noqa: BLE001 - as Python itself does
         traceback.print_exc()
-    finally:
+    try:
         threading._shutdown()
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if not stream.closed:
+                stream.flush()
+        if is_interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
         os._exit(code)
 
 

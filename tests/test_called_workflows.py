@@ -103,7 +103,7 @@ class TestTime:
                 found = job.resume(found)
                 answered += 1
             assert (found.status, found.error["code"]) == (RunStatus.FAILED, "timeout")
-            assert answered > 1
+            assert 1 < answered <= 3
 
 
 class TestEnds:

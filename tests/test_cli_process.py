@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import subprocess
 import sys
@@ -49,6 +50,19 @@ def test_commands_that_run_nothing_import_neither_dagster_nor_litellm(folder: Pa
         [sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment(), timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_by_processes_that_import_for_themselves(folder: Path):
+    def started(*args: str) -> str:
+        done = subprocess.run(
+            command(*args), capture_output=True, text=True, env=environment(), timeout=60, check=True
+        )
+        return done.stdout
+
+    started("publish", "workflow", "greet")
+    ran = json.loads(started("run", "workflow", "greet", "--input", '{"name": "Ada"}', "--json"))
+    assert ran["output"] == {"text": "Greet Ada"}
+    assert "succeeded" in started("runs", "trace", ran["run_id"])
 
 
 def test_a_reader_that_goes_away_is_no_traceback(folder: Path):

@@ -12,6 +12,7 @@ import forked
 import pytest
 from dagster import DagsterEventType as Event
 from dagster import DagsterRunStatus as Status
+from dagster_server import descendants, is_alive, wait_until
 
 from agentmesh_dagster.orchestration.executor import EXECUTOR_NAME, build_executor
 
@@ -154,6 +155,23 @@ def test_sigterm_ends_an_await_under_other_executors(start, instance, job):
     assert started.end_seconds(signal.SIGTERM) < 8
     assert started.run().status == Status.CANCELED
     assert "cleanup s0" in jobs.notes()
+
+
+@pytest.mark.parametrize("job", ["sleepy_multiprocess", "sleepy_step_processes"])
+def test_sigterm_to_all_processes_of_a_run_cancels_it(start, instance, job):
+    """As a service manager ends a service; the run sees the end of its steps, and not of what they were forked from."""
+    started = start(job, ["s0"])
+    instance.report_run_canceling(started.run())
+    below = descendants(started.process.pid)
+    assert len(below) >= 2  # the step, and the process that it was forked from
+    for pid in (*below, started.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    started.process.wait(60)
+    run = started.run()
+    assert run.status == Status.CANCELED
+    texts = [entry.user_message for entry in instance.all_logs(run.run_id)]
+    assert not [text for text in texts if "exited with code 255" in text]
+    wait_until("its processes are gone", lambda: not any(map(is_alive, below)))
 
 
 def test_one_failure_leaves_its_siblings_running(instance):

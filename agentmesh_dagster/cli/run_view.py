@@ -315,7 +315,8 @@ def _key_below(key: str, parent: str | None) -> str:
     """What tells a step from its parent: `gate` below `a/each[x]`, and `each[x]` below `a/each`."""
     if parent is None or not key.startswith(parent):
         return key
-    return key.removeprefix(f"{parent}/") if key.startswith(f"{parent}/") else key[parent.rfind("/") + 1 :]
+    is_inside = key[len(parent) :].startswith("/")
+    return key[len(parent) + 1 :] if is_inside else key[parent.rfind("/") + 1 :]
 
 
 def _time(moment: object) -> str | None:

@@ -38,7 +38,7 @@ __all__ = ["main"]
 
 # What a run's process imports before its first step; of packages, every module.
 _PACKAGES: Final = ("agentmesh_dagster.runtime", "agentmesh_dagster.compiler", "agentmesh_dagster.store")
-_LIBRARIES: Final = (
+LIBRARIES: Final = (
     "agentmesh_dagster.orchestration.code_location",
     "agentmesh_dagster.orchestration.continuation",
     "agentmesh_dagster.orchestration.sensors",
@@ -365,9 +365,9 @@ def main(arguments: list[str]) -> int:
     """Loads the libraries, and serves; a forked process comes back here with what it did."""
     connection = socket.socket(fileno=int(arguments[0]))
     try:
-        from agentmesh_dagster.orchestration.worker_internals import LIBRARIES
+        from agentmesh_dagster.orchestration import worker_internals
 
-        for name in (*LIBRARIES, *_LIBRARIES, *_modules()):
+        for name in (*worker_internals.LIBRARIES, *LIBRARIES, *_modules()):
             _load(name)
     except Exception:  # noqa: BLE001 - whatever an import raises: the launcher sees the end, the console why
         _say(f"cannot load the libraries of a run: {traceback.format_exc()}")
