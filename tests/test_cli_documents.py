@@ -321,3 +321,29 @@ def test_an_agent_alone_changes_no_job(cli: Cli):
     done = cli("publish", "agent", "helper")
     assert "publish them again" in done.out
     assert "reload" not in done.out
+
+
+def test_what_is_stored_and_not_published_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("both.yaml").write_text(CALLING)
+    assert call(capsys, "import", "both.yaml").code == 0
+    refused = call(capsys, "publish", "workflow", "caller")
+    assert "'called' is stored, and no version of it is published" in refused.err
+    assert "agentmesh publish workflow called" in refused.err
+    assert call(capsys, "publish", "workflow", "called").code == 0
+    assert call(capsys, "publish", "workflow", "caller").code == 0
+
+
+CALLING = """\
+kind: workflow
+slug: called
+nodes: [{id: start, type: start}, {id: end, type: end}]
+edges: [{source: start, target: end}]
+---
+kind: workflow
+slug: caller
+nodes: [{id: start, type: start}, {id: call, type: workflow, config: {workflow: called}}, {id: end, type: end}]
+edges: [{source: start, target: call}, {source: call, target: end}]
+"""

@@ -68,7 +68,9 @@ def test_a_function_that_fails_shows_its_own_line_and_a_retry_is_audited(folder:
         shown = failures[0].dagster_event.step_failure_data.user_failure_data.metadata
         assert 'typed_code.py", line 4, in work' in shown["traceback"].value
 
-    assert "runs retry" in run("run", "workflow", "typed", "--input", '{"i": 13}').out
+    shown = run("run", "workflow", "typed", "--input", '{"i": 13}').out
+    assert "work: function-failed: typed_code:work failed: RuntimeError: disk on fire" in shown
+    assert "runs retry" in shown
     assert run("runs", "retry", ran["run_id"]).code == 1
     audited = json.loads(run("audit", "--entity", f"run/{ran['run_id']}", "--json").out)
     assert [row["action"] for row in audited] == ["retry"]

@@ -211,7 +211,7 @@ def print_run(shown: Shown) -> None:
     if run.status is RunStatus.SUCCEEDED:
         click.echo(json.dumps(run.output, ensure_ascii=False, indent=2))
     elif run.error is not None:
-        click.echo(f"{run.error['code']}: {run.error['message']}")
+        click.echo(f"{_failed_at(shown)}{run.error['code']}: {run.error['message']}")
     _print_finalizing(shown)
     if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
         click.echo(
@@ -222,6 +222,16 @@ def print_run(shown: Shown) -> None:
         click.echo(f"started run {child.id} ({child.slug}), which is {child.status.value}")
     if run.status is RunStatus.WAITING and not waits:
         click.echo(f"what it waited for has come: `agentmesh runs resume {run.id[:8]}`, or a daemon, goes on")
+
+
+def _failed_at(shown: Shown) -> str:
+    """Where the run's error comes from: the innermost step that has it."""
+    having = [step.key for step in shown.steps if step.error and _said(step.error) == _said(shown.run.error)]
+    return f"{max(having, key=len)}: " if having else ""
+
+
+def _said(error: Json) -> tuple[Json, Json]:
+    return error["code"], error["message"]
 
 
 def _print_finalizing(shown: Shown) -> None:

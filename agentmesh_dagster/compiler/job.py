@@ -49,7 +49,7 @@ def build_job(
         description=workflow.description or workflow.name or None,
         config=dg.ConfigMapping(
             config_schema=construct_config_schema(job, workflow.input_schema),
-            config_fn=_inner_config,
+            config_fn=console_config,
         ),
         resource_defs={"agentmesh": resource},
         logger_defs={"console": dg.colored_console_logger},
@@ -78,8 +78,8 @@ def build_broken_job(name: str, error: Exception) -> dg.JobDefinition:
     )
 
 
-def _inner_config(_config: Any) -> dict[str, Any]:
-    """Dagster's own run config: the ops read the launch config from the run, so that only the console is left.
+def console_config(_config: Any) -> dict[str, Any]:
+    """Dagster's own run config: the ops read the launch config from the run, so that only the console's level is left.
 
     Everything is in the event log anyway, and printing a line for each event costs time.
     """

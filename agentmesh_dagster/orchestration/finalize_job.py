@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import dagster as dg
 
+from agentmesh_dagster.compiler.job import console_config
 from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.constants import FINALIZE_JOB, TAG_CLAIM
 from agentmesh_dagster.errors import RunRefused
@@ -45,6 +46,7 @@ def build_finalize_job(agentmesh: AgentMesh) -> dg.JobDefinition:
         graph_def=dg.GraphDefinition(
             name=FINALIZE_JOB, node_defs=[op], dependencies={dg.NodeInvocation(op.name, alias=_OP): {}}
         ),
+        config=dg.ConfigMapping(console_config, config_schema={}),
         description="Runs what workflows ask for at the end of their runs: on_failure and finally.",
         # One op, which a termination request interrupts while it waits for the loop.
         executor_def=dg.in_process_executor,

@@ -210,6 +210,11 @@ def missing(
         message = f"The {kind} {slug!r} has no version {version}{inside}"
         return Problem.of("reference-missing", path, message, "Name one that exists")
     names = library.names(kind) if isinstance(library, NamingLibrary) else ()
+    if slug in names:
+        message = f"The {kind} {slug!r} is stored, and no version of it is published{inside}"
+        return Problem.of(
+            "reference-missing", path, message, f"Publish it first: agentmesh publish {kind} {slug}"
+        )
     mend = (
         suggestion(slug, names)
         if names
