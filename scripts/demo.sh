@@ -9,7 +9,8 @@ export DAGSTER_HOME="$root/.demo"
 export DAGSTER_DISABLE_TELEMETRY=yes
 unset AGENTMESH_DATABASE_URL AGENTMESH_PROJECT AGENTMESH_DAGSTER_URL
 
-step() { printf '\n\033[1m%s\033[0m\n' "\$ $*"; "$@"; }
+if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); else bold='' plain=''; fi
+step() { printf '\n%s%s%s\n' "$bold" "\$ $*" "$plain"; "$@"; }
 
 start() {
     rm -rf "$DAGSTER_HOME"

@@ -260,3 +260,12 @@ def test_a_canceled_run_asks_nobody_any_more(folder: Path):
     assert done.json["status"] == "canceled"
     assert run("approvals", "list", "--json").json == []
     refused(run("approvals", "approve", ran["approvals"][0]["id"], "--json"), "gate-closed")
+
+
+def test_after_a_rejection_no_retry_is_advised(folder: Path):
+    ran = waiting("pay", '{"amount": 20}')
+    assert run("approvals", "reject", ran["approvals"][0]["id"], "--comment", "too much").code == 0
+    done = run("runs", "resume", ran["run_id"])
+    assert done.code == 1
+    assert "the decision stands: start a new run" in done.out
+    assert "runs retry" not in done.out

@@ -126,7 +126,8 @@ class TestForeach:
     def test_items_that_are_no_list(self, items, fanout):
         each = foreach("each", "{{ input.xs }}", body(note("x")), fanout=fanout)
         error = error_of(each, {"xs": items})
-        assert "node 'each', config.items: gives no list" in error["message"]
+        assert "node 'each', config.items: gives " in error["message"]
+        assert "which is no list" in error["message"]
 
     def test_a_list_with_expressions_in_it(self):
         each = foreach(

@@ -721,3 +721,12 @@ def test_garbage_in_bodies_is_refused_and_never_crashes(raw: Json) -> None:
     result = validate_document(raw, library=library(OTHER, tool(requires_approval=True)))
     assert (result.document is None) == bool(result.errors)
     assert all(problem.code in RULES and str(problem) for problem in result.problems)
+
+
+@pytest.mark.parametrize("items", [5, "text", {"a": 1}, None])
+def test_items_are_a_list_or_an_expression(items: Json) -> None:
+    assert found(flow(foreach("each", body(step("x")), items=items))) == [
+        ("field-invalid", "nodes[1].config")
+    ]
+    for right in ([], [1, "a"], "{{ input.xs }}"):
+        assert found(flow(foreach("each", body(step("x")), items=right))) == []

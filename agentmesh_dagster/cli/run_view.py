@@ -133,7 +133,7 @@ class Branch:
 
 
 def step_tree(steps: Iterable[Step]) -> tuple[Branch, ...]:
-    """The steps as they happened, each below its parent; skipped ones come last among their siblings."""
+    """The steps as they happened, each below its parent; skipped ones and those of an end come last among siblings."""
     every = {step.key: step for step in steps}
     below: dict[str | None, list[Step]] = {}
     for step in every.values():
@@ -163,7 +163,11 @@ def flat(branches: Iterable[Branch]) -> Iterator[Branch]:
 def _place(step: Step) -> tuple[object, ...]:
     moment = step.started_at or step.queued_at or step.finished_at
     shown = "" if moment is None else moment.isoformat(timespec="microseconds")
-    return (step.status is StepStatus.SKIPPED, moment is None, shown, step.key)
+    # Items and iterations stand in their own order, whenever they were tried again; what follows an end comes last.
+    index = -1 if step.iteration_index is None else step.iteration_index
+    is_skipped = step.status is StepStatus.SKIPPED and step.iteration_index is None
+    is_closing = _key_below(step.key, step.parent_key).startswith("@")
+    return (is_closing, is_skipped, index, moment is None, shown, step.key)
 
 
 def steps_table(steps: Iterable[Step]) -> Table:
@@ -213,7 +217,11 @@ def print_run(shown: Shown) -> None:
     elif run.error is not None:
         click.echo(f"{_failed_at(shown)}{run.error['code']}: {run.error['message']}")
     _print_finalizing(shown)
-    if run.status in (RunStatus.FAILED, RunStatus.CANCELED):
+    if run.error is not None and run.error["code"] == "rejected":
+        click.echo(
+            "the decision stands: start a new run, or give the node an edge from its handle 'rejected'"
+        )
+    elif run.status in (RunStatus.FAILED, RunStatus.CANCELED):
         click.echo(
             f"`agentmesh runs retry {run.id[:8]}` goes on where it stopped, without repeating what finished"
         )

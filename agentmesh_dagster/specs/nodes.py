@@ -232,6 +232,12 @@ class ForeachConfig(ContainerConfig):
     fanout: bool = False
     """Whether items become Dagster steps of their own, which an executor may spread over workers."""
 
+    @model_validator(mode="after")
+    def _is_list(self) -> ForeachConfig:
+        if not isinstance(self.items, list) and not (isinstance(self.items, str) and "{{" in self.items):
+            raise ValueError("give a list as 'items', or an expression that gives one")
+        return self
+
     def bodies(self) -> dict[str, BodySpec]:
         return {"body": self.body}
 
@@ -255,7 +261,8 @@ class LoopConfig(ContainerConfig):
     @model_validator(mode="after")
     def _one_of(self) -> LoopConfig:
         if (self.while_ is None) == (self.until is None):
-            raise ValueError("give either 'while' or 'until'")
+            given = "neither is" if self.until is None else "both are"
+            raise ValueError(f"give either 'while' or 'until': {given} given")
         return self
 
     def bodies(self) -> dict[str, BodySpec]:
