@@ -1,9 +1,9 @@
 """Dagster's multiprocess executor, with step processes that are forked from one that has loaded the libraries.
 
-By default Dagster starts each step's process anew: 2 to 3 s of imports. Here the first step pays for them, and each
-further one takes about 0.4 s. The process that they are forked from belongs to the one that executes the run: it has
-the environment of that one's first step, and ends with it. It loads libraries, never definitions, so that each step
-sees the project's code as it stands.
+By default Dagster starts each step's process anew, mostly imports: a step that does nothing took 2.8 to 4.0 s. Here the
+first one pays for them, and each further one took 0.6 to 0.9 s. The process that they are forked from belongs to the
+one that executes the run: it has the environment of that one's first step, and ends with it. It loads libraries, never
+definitions, so that each step sees the project's code as it stands.
 """
 
 from __future__ import annotations
