@@ -226,7 +226,11 @@ def same_in_process():
 
 
 def same_multiprocess():
-    return _same("same_multiprocess", multiprocess_executor)
+    return _same("same_multiprocess", dg.multiprocess_executor)
+
+
+def same_step_processes():
+    return _same("same_step_processes", multiprocess_executor)
 
 
 def _no_resource(name, executor):

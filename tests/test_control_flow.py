@@ -121,13 +121,15 @@ class TestForeach:
         assert "gives 3 for the items 0 and 2" in error["message"]
         assert notes() == []
 
-    @pytest.mark.parametrize("items", ["text", 5, {"a": 1}, None])
+    @pytest.mark.parametrize(
+        ("items", "told"),
+        [("text", '"text"'), (5, "5"), ({"a": 1}, "object of 1"), (None, "null")],
+    )
     @pytest.mark.parametrize("fanout", [False, True])
-    def test_items_that_are_no_list(self, items, fanout):
+    def test_items_that_are_no_list(self, items, told, fanout):
         each = foreach("each", "{{ input.xs }}", body(note("x")), fanout=fanout)
         error = error_of(each, {"xs": items})
-        assert "node 'each', config.items: gives " in error["message"]
-        assert "which is no list" in error["message"]
+        assert f"node 'each', config.items: gives {told}, which is no list" in error["message"]
 
     def test_a_list_with_expressions_in_it(self):
         each = foreach(

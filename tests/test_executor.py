@@ -224,7 +224,9 @@ def test_retries_can_be_disabled(instance):
     assert jobs.notes() == ["attempt"]
 
 
-@pytest.mark.parametrize("job", [jobs.same_ours, jobs.same_in_process, jobs.same_multiprocess])
+@pytest.mark.parametrize(
+    "job", [jobs.same_ours, jobs.same_in_process, jobs.same_multiprocess, jobs.same_step_processes]
+)
 def test_the_same_job_runs_alike_under_each_executor(instance, job):
     result = execute(instance, job)
     assert not result.success

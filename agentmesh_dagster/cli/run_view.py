@@ -234,12 +234,13 @@ def print_run(shown: Shown) -> None:
 
 def _failed_at(shown: Shown) -> str:
     """Where the run's error comes from: the innermost step that has it."""
-    having = [step.key for step in shown.steps if step.error and _said(step.error) == _said(shown.run.error)]
+    error = shown.run.error
+    having = [step.key for step in shown.steps if step.error and _said(step.error) == _said(error)]
     return f"{max(having, key=len)}: " if having else ""
 
 
 def _said(error: Json) -> tuple[Json, Json]:
-    return error["code"], error["message"]
+    return error.get("code"), error.get("message")
 
 
 def _print_finalizing(shown: Shown) -> None:

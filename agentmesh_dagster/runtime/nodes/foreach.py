@@ -27,7 +27,7 @@ from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.specs.expressions import evaluate
 from agentmesh_dagster.specs.fields import as_list
 from agentmesh_dagster.specs.nodes import ForeachConfig
-from agentmesh_dagster.specs.schema_parts import show, type_word
+from agentmesh_dagster.specs.schema_parts import show
 
 MAX_KEY_CHARS: Final = 100
 _PLAIN: Final = "-_.:@ +="
@@ -156,9 +156,7 @@ def items(config: ForeachConfig, preparation: Preparation) -> list[Item]:
     rendered = preparation.render(config.items, "items")
     values = as_list(rendered)
     if values is None:
-        raise ExpressionError(
-            f"{where}.items: gives {show(rendered)} ({type_word(rendered)}), which is no list"
-        )
+        raise ExpressionError(f"{where}.items: gives {show(rendered)}, which is no list")
     if config.key is None:
         return [Item(index, str(index), value) for index, value in enumerate(values)]
     found: list[Item] = []
