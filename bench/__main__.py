@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from bench import chain, cold, gates, imports, journal, many, parallel, polls, scale, walker
 from bench.report import Findings, as_json, as_table
+from bench.sizes import SMOKE_VARIABLE
 
 BENCHMARKS: dict[str, Callable[[], Findings]] = {
     module.NAME: module.run
@@ -42,7 +43,16 @@ def main() -> None:
         metavar="NAME",
         help="print where its time goes, function by function, and measure nothing",
     )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="run at the smallest size, to see that it works: the numbers mean nothing",
+    )
     options = parser.parse_args()
+    if options.smoke and not os.environ.get(SMOKE_VARIABLE):
+        # The sizes are read when the benchmarks are imported, which has happened in this process.
+        os.environ[SMOKE_VARIABLE] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "bench", *sys.argv[1:]])
     os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
     # Packages come with bytecode, a source tree only has it once it was written: the first, uncounted round does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -56,6 +66,8 @@ def main() -> None:
         print(json.dumps({**as_json(findings), "machine": machine}, indent=2))
     else:
         print(f"{as_table(findings)}\n\nMachine: {machine}")
+        if options.smoke:
+            print("A smoke run, at the smallest sizes: the numbers mean nothing.")
 
 
 def _done(name: str, work: Callable[[], Findings]) -> Findings:

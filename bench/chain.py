@@ -7,10 +7,11 @@ from bench.jobs import Jobs, prepared_jobs
 from bench.measure import in_turns, time_here
 from bench.projects import chain_workflow
 from bench.report import Findings, compared
+from bench.sizes import sized
 from bench.threads import cpu_by_part
 
 NAME = "chain"
-REPETITIONS = 9
+REPETITIONS = sized(9, 1)
 TARGET = 0.7
 
 
@@ -48,7 +49,7 @@ def _phases(jobs: Jobs) -> list[str]:
 
 
 def _profile(jobs: Jobs, nodes: int) -> list[str]:
-    runs = 5
+    runs = sized(5, 1)
     found = cpu_by_part(lambda: [jobs.ours() for _ in range(runs)])
     if found is None:
         return ["No profile: this system has no clocks of threads"]

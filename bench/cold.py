@@ -8,9 +8,10 @@ from bench import baseline
 from bench.measure import in_turns, time_process
 from bench.projects import chain_workflow, make_baseline_home, make_project, temporary_folder
 from bench.report import Findings, compared
+from bench.sizes import sized
 
 NAME = "cold"
-REPETITIONS = 5
+REPETITIONS = sized(5, 1)
 TARGET = 1.0
 
 

@@ -15,11 +15,12 @@ from bench.dev import wait_until
 from bench.measure import Spread
 from bench.projects import temporary_folder
 from bench.report import Findings, Line, progress
+from bench.sizes import sized
 
 NAME = "gates"
-ISOLATED = 10
-IN_A_ROW = 20
-AT_ONCE = 10
+ISOLATED = sized(10, 1)
+IN_A_ROW = sized(20, 1)
+AT_ONCE = sized(10, 1)
 DAEMON_ROUND_S: Final = 5.0
 """How often Dagster's daemon looks at sensors: isolated decisions are spread over this time."""
 SETTLED_S: Final = 1.0
@@ -72,7 +73,7 @@ def _measured(desk: Desk) -> Measured:
     progress(f"{ISOLATED} isolated decisions")
     for gate in gates[:ISOLATED]:
         _settle(desk)
-        time.sleep(offsets_s.uniform(0, DAEMON_ROUND_S))
+        time.sleep(offsets_s.uniform(0, sized(1, 0) * DAEMON_ROUND_S))
         decided[gate] = desk.decide(gate)
         isolated.append(_next_step(desk, gate) - decided[gate])
     _settle(desk)

@@ -11,9 +11,10 @@ from bench.measure import Spread
 from bench.probe import load_code_location
 from bench.projects import chain_workflow, make_project, temporary_folder
 from bench.report import Findings, Line
+from bench.sizes import sized
 
 NAME = "imports"
-REPETITIONS = 7
+REPETITIONS = sized(7, 1)
 TARGET_S = 0.4
 
 _CODE: Final = """

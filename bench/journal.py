@@ -18,12 +18,13 @@ from bench.measure import Spread
 from bench.projects import temporary_folder
 from bench.report import Findings, Line
 from bench.samples import OUTPUT, new_event, new_run, new_step
+from bench.sizes import sized
 
 NAME = "journal"
-RECORDS = 320
+RECORDS = sized(320, 16)
 WRITERS = 16
 BATCH = 16
-REPETITIONS = 5
+REPETITIONS = sized(5, 1)
 
 
 def run() -> Findings:

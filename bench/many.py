@@ -13,11 +13,12 @@ from bench.inline import Walks, inline, prepared_walks
 from bench.measure import Spread, Times, in_turns
 from bench.projects import Project, code_node, foreach_workflow, make_project, temporary_folder
 from bench.report import Findings, Line, compared
+from bench.sizes import sized
 
 NAME: Final = "many"
-REPETITIONS: Final = 3
-MANY: Final = 10_000
-FEW: Final = 1_000
+REPETITIONS: Final = sized(3, 1)
+MANY: Final = sized(10_000, 40)
+FEW: Final = sized(1_000, 20)
 CONCURRENCY: Final = 16
 TARGET_MB: Final = 300.0
 TARGET_COST: Final = 1.2

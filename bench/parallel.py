@@ -7,9 +7,10 @@ from bench.jobs import prepared_jobs
 from bench.measure import in_turns, time_here
 from bench.projects import fan_workflow
 from bench.report import Findings, compared
+from bench.sizes import sized
 
 NAME = "parallel"
-REPETITIONS = 5
+REPETITIONS = sized(5, 1)
 TARGET = 0.25
 
 

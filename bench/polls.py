@@ -12,13 +12,14 @@ from bench.measure import Spread
 from bench.projects import temporary_folder
 from bench.report import Findings, Line, progress
 from bench.samples import PROJECT, multiply, new_gate, new_run, now
+from bench.sizes import sized
 
 NAME = "polls"
-GATES = 10_000
-POLLS = 50
+GATES = sized(10_000, 20)
+POLLS = sized(50, 2)
 TARGET_MS = 200
 
-_JOURNALLED = 250
+_JOURNALLED = sized(250, 10)
 
 
 def run() -> Findings:

@@ -32,7 +32,8 @@ names = namespace["location"].job_names
 import_s = time.perf_counter() - began
 at_import = len(built)
 namespace["location"].get_job(sys.argv[2])
-print(json.dumps({"import_s": import_s, "jobs": len(names), "built_at_import": at_import, "built": built,
+workflows = [name for name in names if not name.startswith("agentmesh_")]
+print(json.dumps({"import_s": import_s, "workflows": len(workflows), "built_at_import": at_import, "built": built,
                   "litellm": "litellm" in sys.modules}))
 """
 
@@ -43,7 +44,8 @@ class Loaded:
 
     import_s: float
     """Importing the file and listing the names of its jobs; Dagster itself is imported before."""
-    jobs: int
+    workflows: int
+    """How many of its jobs are of stored workflows."""
     built_at_import: int
     built: list[str]
     """The jobs built in all, after one was asked for."""

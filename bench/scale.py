@@ -6,11 +6,12 @@ from bench.measure import Spread, Times, in_turns, time_process
 from bench.probe import load_code_location
 from bench.projects import Project, chain_workflow, make_project, temporary_folder
 from bench.report import Findings, Line, compared
+from bench.sizes import sized
 
 NAME = "scale"
-STORED = 1_000
+STORED = sized(1_000, 3)
 NODES = 10
-REPETITIONS = 9
+REPETITIONS = sized(9, 1)
 TARGET = 1.1
 
 
@@ -39,7 +40,7 @@ def run() -> Findings:
         _value(f"import of the code location, {STORED} stored", "s", [x.import_s for x in loaded], None),
         _value(f"`agentmesh import --publish` of {STORED} workflows", "s", [many.import_s], None),
     )
-    assert all(found.jobs == STORED for found in loaded)
+    assert all(found.workflows == STORED for found in loaded)
     return Findings(lines=lines)
 
 

@@ -18,12 +18,13 @@ from bench.projects import (
     foreach_workflow,
 )
 from bench.report import Findings, Line
+from bench.sizes import sized
 from bench.threads import cpu_by_part
 
 NAME: Final = "walker"
-REPETITIONS: Final = 15
+REPETITIONS: Final = sized(15, 1)
 NODES: Final = baseline.CHAIN_LENGTH
-ITEMS: Final = 1_000
+ITEMS: Final = sized(1_000, 20)
 CONCURRENCY: Final = 16
 TARGET_NODE_MS: Final = 0.6
 TARGET_ITEMS_PER_S: Final = 3_000

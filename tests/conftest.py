@@ -50,7 +50,13 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 
 # A worker that begins one of these last works on while the other has nothing left to do.
-_LONG = ("test_walker_property.py", "test_launcher.py", "test_kill_matrix.py", "test_pinned_jobs.py")
+_LONG = (
+    "test_bench.py",
+    "test_walker_property.py",
+    "test_launcher.py",
+    "test_kill_matrix.py",
+    "test_pinned_jobs.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
