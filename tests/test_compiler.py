@@ -6,6 +6,7 @@ import itertools
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.execution.api import create_execution_plan
 
 from agentmesh_dagster.compiler.item_keys import NO_ITEM, item_key, mapping_key
@@ -20,7 +21,6 @@ from agentmesh_dagster.orchestration.code_location import (
 )
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.runtime.registry import node_types
-from agentmesh_dagster.specs.names import RESERVED_IN_DAGSTER
 from agentmesh_dagster.store import open_store
 from agentmesh_dagster.testing import publish_documents, run_workflow
 
@@ -103,17 +103,65 @@ class TestShape:
     def test_outputs_are_one_for_each_way_out_and_optional(self, compiled):
         job = compiled(branching())
         ports = outputs(job, "size")
-        assert list(ports) == ["h_0", "h_1", "h_2"]
+        assert list(ports) == ["class_", "class_when", "sehr_gro_udf"]
         assert [port.description for port in ports.values()] == ["class", "class, when input.y", "sehr groß"]
         assert not any(port.is_required for port in ports.values())
         assert all(port.dagster_type.display_name == "Nothing" for port in ports.values())
-        assert list(outputs(job, "start")) == ["h_0", "done"]
+        assert list(outputs(job, "start")) == ["next", "done"]
         assert list(outputs(job, "end")) == ["done"]
+
+    def test_outputs_have_the_names_of_the_handles(self, compiled):
+        gate = {"id": "ask", "type": "human", "config": {"title": "?"}}
+        job = compiled(
+            workflow(
+                [gate, transform("a")],
+                [
+                    edge("start", "ask"),
+                    edge("ask", "a", "approved"),
+                    edge("ask", "end", "rejected"),
+                    edge("a", "end"),
+                ],
+            )
+        )
+        assert list(outputs(job, "ask")) == ["approved", "rejected", "waiting"]
+        assert incoming(job, "a") == ["ask.approved"]
+
+    def test_every_handle_gets_an_output_of_its_own(self, compiled):
+        """What Dagster refuses or AgentMesh uses itself, and what comes to the same name, runs all the same."""
+        handles = [
+            *sorted(DISALLOWED_NAMES),
+            *("done", "waiting", "next", "upstream", "items", "done_2", "input_", "a b", "a-b", "a_b", "A_b"),
+            *("承認", "却下", "é", "e", "!", "?", "_", "__", " ", "x" * 200, "x" * 201, "u627f"),
+        ]
+        conditions = [{"when": f"input.way == {n}", "handle": handle} for n, handle in enumerate(handles)]
+        branch = {"id": "size", "type": "branch", "config": {"conditions": conditions, "mode": "all"}}
+        targets = [transform(f"n{n}") for n in range(len(handles))]
+        ways = [edge("size", f"n{n}", handle) for n, handle in enumerate(handles)]
+        ends = [edge(f"n{n}", "end") for n in range(len(handles))]
+        document = workflow([branch, *targets], [edge("start", "size"), *ways, *ends])
+        job = compiled(document)
+        assert [port.description for port in outputs(job, "size").values()] == handles
+        taken = [incoming(job, f"n{n}") for n in range(len(handles))]
+        assert len({name for (name,) in taken}) == len(handles)
+        named = dict(zip(handles, (name.removeprefix("size.") for (name,) in taken), strict=True))
+        assert {
+            name: named[name] for name in ("next", "items", "a_b", "done_2", "a b", "é", "e", "承認")
+        } == {
+            "next": "next",
+            "items": "items",
+            "a_b": "a_b",
+            "done_2": "done_2",
+            "a b": "a_b_2",
+            "é": "e_2",
+            "e": "e",
+            "承認": "u627f_u8a8d",
+        }
+        assert (named["done"], named["input"], named["input_"]) == ("done_", "input__2", "input_")
 
     def test_joins_are_fan_ins_and_finish_waits_for_start_and_all_sinks(self, compiled):
         job = compiled(branching())
-        assert incoming(job, "b_1") == ["a.h_0", "size.h_1"]
-        assert incoming(job, "end") == ["b_1.h_0", "size.h_2"]
+        assert incoming(job, "b_1") == ["a.next", "size.class_when"]
+        assert incoming(job, "end") == ["b_1.next", "size.sehr_gro_udf"]
         assert incoming(job, "agentmesh_finish") == ["end.done", "start.done"]
         assert incoming(job, "start") == []
 
@@ -128,7 +176,7 @@ class TestShape:
                 ],
             )
         )
-        assert incoming(job, "a") == ["start.h_0", "start.h_1"]
+        assert incoming(job, "a") == ["start.next_when", "start.next_when_2"]
 
     def test_handles_that_dagster_refuses_as_names_work_in_a_run(self):
         assert run_workflow([branching()], {"x": False, "y": True}).succeeded
@@ -311,11 +359,11 @@ class TestNestedGraphs:
         ]
         job = compiled(workflow([parallel("a", {"one": {"nodes": [transform("x")]}}), transform("b")], ways))
         assert [(name, port.description) for name, port in outputs(job, "a").items()] == [
-            ("h_0", "done, when input.x"),
-            ("h_1", "done, when input.y"),
+            ("next_when", "next, when input.x"),
+            ("next_when_2", "next, when input.y"),
         ]
-        assert incoming(job, "b") == ["a.h_1"]
-        assert incoming(job, "end") == ["a.h_0", "b.h_0"]
+        assert incoming(job, "b") == ["a.next_when_2"]
+        assert incoming(job, "end") == ["a.next_when", "b.next"]
 
     @pytest.mark.parametrize(
         "walked",
@@ -499,11 +547,11 @@ class TestNames:
     def test_reserved_words_as_a_slug_or_a_node_are_refused_or_work(self, compiled):
         """Either the validation says so by name, or Dagster takes them: nothing in between."""
         slugs = [
-            (word, workflow([transform("a")], EDGES) | {"slug": word}) for word in sorted(RESERVED_IN_DAGSTER)
+            (word, workflow([transform("a")], EDGES) | {"slug": word}) for word in sorted(DISALLOWED_NAMES)
         ]
         nodes = [
             (word, workflow([transform(word)], [edge("start", word), edge(word, "end")]))
-            for word in sorted(RESERVED_IN_DAGSTER)
+            for word in sorted(DISALLOWED_NAMES)
         ]
         for word, document in slugs + nodes:
             problems, job = "", None

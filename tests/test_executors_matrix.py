@@ -31,7 +31,7 @@ def workflow(executor):
         {
             "id": "check",
             "type": "branch",
-            "config": {"conditions": [{"when": "input.n > 100", "handle": "large"}], "default": "small"},
+            "config": {"conditions": [{"when": "input.n > 100", "handle": "sehr groß"}], "default": "class"},
         },
         {"id": "never", "type": "transform", "config": {"output": 1}},
         {
@@ -60,8 +60,8 @@ def workflow(executor):
     ]
     edges = [{"source": a, "target": b} for a, b in pairs]
     edges += [
-        {"source": "check", "target": "never", "source_handle": "large"},
-        {"source": "check", "target": "end", "source_handle": "small"},
+        {"source": "check", "target": "never", "source_handle": "sehr groß"},
+        {"source": "check", "target": "end", "source_handle": "class"},
     ]
     return {
         "kind": "workflow",

@@ -138,8 +138,8 @@ class TestBranches:
         } <= set(result.steps)
         assert {step.status for step in result.steps.values()} == {StepStatus.SUCCEEDED}
         shown = outputs_of(result.dagster_result, "both.agentmesh_end")
-        assert shown["h_0"]["output"] == '{"left": {"one": 2}, "ri-ght": {"got": 42}}'
-        assert outputs_of(result.dagster_result, "both.left.first")["h_0"]["output"] == "1"
+        assert shown["next"]["output"] == '{"left": {"one": 2}, "ri-ght": {"got": 42}}'
+        assert outputs_of(result.dagster_result, "both.left.first")["next"]["output"] == "1"
 
     def test_a_skipped_container_has_one_row_and_runs_nothing_in_it(self):
         way = {
@@ -235,7 +235,7 @@ class TestBranches:
         assert result.succeeded, result.run.error
         assert result.run.output == {"left": 5, "right": 5}
         assert sorted(notes()) == ["after", "before", "beside"]
-        assert outputs_of(result.dagster_result, "both.left.before")["h_0"]["replayed"] is True
+        assert outputs_of(result.dagster_result, "both.left.before")["next"]["replayed"] is True
 
     def test_a_container_behind_a_gate_waits_with_it(self):
         document = chain(gate("ask"), parallel("both", left=body(note("inside"))))
@@ -339,7 +339,7 @@ class TestFanOut:
         assert statuses(result.steps)["each[1]/half"] == "succeeded"
         assert result.steps["each[1]"].kind == "item"
         assert outputs_of(result.dagster_result, "each.agentmesh_begin")["done"]["items"] == 3
-        assert outputs_of(result.dagster_result, "each.agentmesh_end")["h_0"]["output"] == "[1, 2, 3]"
+        assert outputs_of(result.dagster_result, "each.agentmesh_end")["next"]["output"] == "[1, 2, 3]"
 
     def test_an_empty_list_gives_an_empty_list(self):
         each = foreach("each", note("half"))

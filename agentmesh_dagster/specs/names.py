@@ -7,9 +7,13 @@ import keyword
 from agentmesh_dagster.constants import PINNED_SUFFIX
 
 RESERVED_IN_DAGSTER = frozenset(
-    {"input", "output", "config", "context", "type", "meta", "dict", *keyword.kwlist}
+    {
+        *("input", "output", "config", "conf", "context", "type", "meta"),
+        *("dict", "int", "str", "float", "bool", "arg_dict", "input_arg_dict", "output_arg_dict"),
+        *keyword.kwlist,
+    }
 )
-"""Words that Dagster refuses as the name of a job or an op."""
+"""Words that Dagster refuses as the name of a job, an op or an output."""
 
 
 def identifier(name: str) -> str:
