@@ -194,6 +194,11 @@ CASES: list[tuple[str, str, Json]] = [
         "input_schema.properties.amount.type",
         changed(W, "input_schema.properties.amount.type", "nr"),
     ),
+    (
+        "pattern-refused",
+        "nodes[1].config.form_schema.pattern",
+        gate(form_schema={"type": "object", "pattern": "(?=a)b"}),
+    ),
     ("input-schema-not-object", "input_schema.type", changed(W, "input_schema", {"type": "array"})),
     ("node-id-duplicate", "nodes[5].id", changed(W, "nodes.+", {**NODE, "id": "ask"})),
     (

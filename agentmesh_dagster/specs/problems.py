@@ -91,6 +91,9 @@ RULES: Final[dict[str, Rule]] = {
     "node-type-unknown": _error("A node's type is registered."),
     "tool-type-unknown": _error("A tool's type is known."),
     "schema-invalid": _error("JSON Schemas are valid schemas."),
+    "pattern-refused": _error(
+        "Regular expressions are those of RE2: no look-around, no back references, at most 1,000 characters."
+    ),
     "input-schema-not-object": _error("A workflow's and a tool's input schema is of type object."),
     # Graph.
     "node-id-invalid": _error(

@@ -9,18 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.records import Json
-from agentmesh_dagster.specs.patterns import takes_exponential_time
+from agentmesh_dagster.specs.patterns import refusal_of
+from agentmesh_dagster.specs.schema_keywords import (
+    CheckRefused,
+    construct_validator,
+    errors_of,
+    unknown_fields,
+)
 from agentmesh_dagster.specs.schema_parts import (
     MAX_SCHEMA_DEPTH,
-    canonical,
     path_text,
     resolve_reference,
     show,
@@ -32,11 +35,8 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
 MAX_ISSUES: Final = 50
-MAX_PATTERN: Final = 1_000
-"""Characters of one regular expression in a schema."""
 _MAX_PARTS: Final = 10_000
 _MAX_SHOWN: Final = 60
-_RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)\Z")
 
 _IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
 _LISTS: Final = (*_IN_PLACE, "prefixItems")
@@ -61,6 +61,8 @@ class SchemaIssue:
 
     path: str
     message: str
+    code: str = "schema-invalid"
+    """`pattern-refused`: a regular expression that cannot be searched for in linear time."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -84,7 +86,7 @@ def check_schema(schema: Json) -> list[SchemaIssue]:
     """All that keeps a value from being a usable schema: empty when it is one.
 
     Beyond the metaschema: references must be local and lead somewhere without going in a circle, regular
-    expressions must compile and may not be of the kinds that take exponential time, and nesting is bounded.
+    expressions are those that `patterns` can search for, and nesting is bounded.
     """
     if not isinstance(schema, (dict, bool)):
         return [SchemaIssue("$", f"must be an object, is {type_word(schema)}")]
@@ -134,22 +136,9 @@ def _own_rules(schema: Json) -> Iterator[SchemaIssue]:
             (("patternProperties", p), p) for p in cast("dict[str, Json]", part.get("patternProperties", {}))
         ]
         for place, pattern in patterns:
-            problem = None if pattern is None else _pattern_problem(pattern)
+            problem = None if pattern is None else refusal_of(pattern)
             if problem:
-                yield SchemaIssue(path_text((*path, *place)), problem)
-
-
-def _pattern_problem(pattern: str) -> str | None:
-    if len(pattern) > MAX_PATTERN:
-        return f"the regular expression is longer than {MAX_PATTERN} characters"
-    try:
-        re.compile(pattern)
-        risky = takes_exponential_time(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        return f"is not a regular expression of Python: {error}"
-    if risky:
-        return "may take exponential time: a repetition repeats a repetition, as in (a+)+; write it without"
-    return None
+                yield SchemaIssue(path_text((*path, *place)), problem, "pattern-refused")
 
 
 def _reference_rules(schema: Json, target: str, path: tuple[str | int, ...]) -> Iterator[SchemaIssue]:
@@ -224,7 +213,7 @@ def require_usable(schema: Json) -> None:
     issues = check_schema(schema)
     if issues:
         raise DefinitionError(
-            f"the schema cannot be used: {issues[0]}", code="schema-invalid", path=issues[0].path
+            f"the schema cannot be used: {issues[0]}", code=issues[0].code, path=issues[0].path
         )
 
 
@@ -240,41 +229,27 @@ def validate_value(schema: Json, value: Json) -> list[ValueIssue]:
     Raises:
         DefinitionError: The schema is none (see `check_schema`).
     """
-    validator = _validator(canonical(schema))
+    validator = _validator(_encode(schema))
     try:
-        errors = cast("Iterator[ValidationError]", cast("Any", validator).iter_errors(value))
-        issues = {issue for error in itertools.islice(errors, 1000) for issue in _issues_of(error)}
+        errors = itertools.islice(errors_of(validator, value), 1000)
+        issues = {issue for error in errors for issue in _issues_of(error)}
     except RecursionError:
         return [ValueIssue("$", "is nested too deeply")]
+    except CheckRefused as refusal:
+        return [ValueIssue("$", f"cannot be checked: {refusal}")]
     ordered = sorted(issues, key=lambda pair: (pair[0], pair[1]))
     return [ValueIssue(path, message) for _, path, message in ordered[:MAX_ISSUES]]
 
 
+# The encoder that `json.dumps` would make at each call.
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
 @functools.lru_cache(maxsize=512)
-def _validator(canonical: str) -> Draft202012Validator:
-    import referencing
-    from jsonschema import Draft202012Validator, FormatChecker
-
-    schema = json.loads(canonical)
+def _validator(text: str) -> Draft202012Validator:
+    schema = json.loads(text)
     require_usable(schema)
-    formats = FormatChecker(formats=("date", "email", "ipv4", "ipv6", "regex", "uuid"))
-    formats.checks("date-time")(_is_date_time)
-    # A registry of its own: the default one would fetch remote references.
-    return Draft202012Validator(
-        json.loads(canonical), registry=referencing.Registry(), format_checker=formats
-    )
-
-
-def _is_date_time(value: object) -> bool:
-    if not isinstance(value, str):
-        return True
-    if not _RFC3339.match(value):
-        return False
-    try:
-        datetime.fromisoformat(value[:19].replace("t", "T"))
-    except ValueError:
-        return False
-    return True
+    return construct_validator(schema)
 
 
 def _issues_of(error: ValidationError) -> Iterator[tuple[tuple[tuple[bool, Any], ...], str, str]]:
@@ -299,9 +274,8 @@ def _issues_of(error: ValidationError) -> Iterator[tuple[tuple[tuple[bool, Any],
         ]
     elif keyword == "additionalProperties" and asked is False:
         known: dict[str, Json] = cast("dict[str, Any]", error.schema).get("properties", {})
-        patterns: dict[str, Json] = cast("dict[str, Any]", error.schema).get("patternProperties", {})
         names = ", ".join(sorted(known)[:12]) or "none"
-        extra = [n for n in value if n not in known and not any(re.search(p, n) for p in patterns)]
+        extra = unknown_fields(cast("dict[str, Any]", error.schema), value)
         found = [
             ((*path, name[:_MAX_SHOWN]), f"is not a known field; known: {names}")
             for name in extra[:MAX_ISSUES]

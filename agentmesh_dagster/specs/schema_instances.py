@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.records import Json
-from agentmesh_dagster.specs.patterns import shortest_match
+from agentmesh_dagster.specs.patterns import PatternRefused, shortest_match
 from agentmesh_dagster.specs.schema_checks import require_usable, validate_value
 from agentmesh_dagster.specs.schema_parts import copy_json, path_text, target_of
 
@@ -186,7 +186,10 @@ def _texts(node: dict[str, Json], path: tuple[str | int, ...]) -> Iterator[Json]
     if "format" in node and node["format"] in _FORMATS:
         yield _FORMATS[node["format"]]
     if "pattern" in node:
-        text = shortest_match(cast("str", node["pattern"]), length)
+        try:
+            text = shortest_match(cast("str", node["pattern"]), length)
+        except PatternRefused:  # the text became too long for it
+            text = None
         if text is None:
             raise DefinitionError(
                 f"{path_text(path)}: no text for {node['pattern']!r} could be made up; add an enum",

@@ -43,11 +43,14 @@ def schema_problems(marks: Mapping[str, MarkedField]) -> Iterator[Problem]:
         if not isinstance(marked.mark, SchemaField) or as_object(marked.value) is None:
             continue
         for issue in check_schema(cast("dict[str, Any]", marked.value)):
+            is_pattern = issue.code == "pattern-refused"
             yield Problem.of(
-                "schema-invalid",
+                issue.code,
                 joined_path(marked.path, issue.path),
-                f"The JSON Schema is not valid: {issue.message.rstrip('.')}",
-                "Correct the schema (JSON Schema, draft 2020-12)",
+                f"The JSON Schema {'cannot be used' if is_pattern else 'is not valid'}: {issue.message.rstrip('.')}",
+                "Write the regular expression in the syntax of RE2"
+                if is_pattern
+                else "Correct the schema (JSON Schema, draft 2020-12)",
             )
 
 
