@@ -145,11 +145,11 @@ class TestContainers:
         again = loop("again", body(writes("x", k="{{ iteration }}")), until="context.k == 3")
         assert state_of(chain(again), execution, key="k") == 3
 
-    def test_branches_in_the_order_of_their_names(self, execution):
+    def test_branches_in_the_order_in_which_they_are_written(self, execution):
         both = parallel(
             b=body(writes("x", names="b")), a=body(writes("y", names="a"), writes("z", names="z"))
         )
-        assert state_of(chain(both, state_schema=APPEND), execution, key="names") == ["a", "z", "b"]
+        assert state_of(chain(both, state_schema=APPEND), execution, key="names") == ["b", "a", "z"]
 
     def test_a_containers_own_set_follows_those_of_its_bodies(self, execution):
         more = {"set": {"names": "{{ context.names | length }}"}}

@@ -16,7 +16,6 @@ from store_samples import NOON, a_run, a_step, an_event
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.records import Entry, RunStatus
 from agentmesh_dagster.store import Store, open_store
-from agentmesh_dagster.store.exact import survives_jsonb, to_jsonb_text
 
 VALUES: list[Any] = [
     {"long key": 1, "b": 2, "a": {"zz": 1, "y": 2}},
@@ -84,22 +83,6 @@ def test_any_json_comes_back_exactly(database_url: str):
             round_trip(store, value, f"run-{next(count)}")
 
         check()
-
-
-def test_postgresql_keeps_jsonb_for_queries(postgres_url: str):
-    with open_store(postgres_url) as store:
-        round_trip(store, {"long": {"word": "a\0b"}, "x": 1})
-        with store._database.read() as connection:
-            kind, word = connection.execute(
-                text("SELECT pg_typeof(output)::text, output -> 'long' ->> 'word' FROM steps")
-            ).one()
-    assert (kind, word) == ("jsonb", "a\N{REPLACEMENT CHARACTER}b")
-
-
-@given(JSON)
-def test_what_survives_is_said_rightly(value: Any):
-    if survives_jsonb(value):
-        assert json.loads(to_jsonb_text(value)) == value
 
 
 def test_none_is_sql_null_and_the_empty_values_are_not(store: Store):

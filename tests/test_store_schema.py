@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import forked
 import pytest
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import Connection, create_engine, inspect, text
 from store_samples import a_step, a_vote, a_wait
 
 from agentmesh_dagster.errors import StoreError
@@ -98,17 +99,22 @@ def test_the_known_revisions_are_alembics():
     assert tuple(script.revision for script in scripts.walk_revisions())[::-1] == REVISIONS
 
 
-def _make_revision_1(url: str) -> None:
-    """A database as the first release left it, with a project and a run that waits."""
+def _migrate(connection: Connection, revision: str) -> None:
     from alembic import command
     from alembic.config import Config
 
     import agentmesh_dagster.store.schema as schema
 
-    database = Database(url)
-    database.make_folder()
     config = Config()
     config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def _make_revision_1(url: str) -> None:
+    """A database as the first release left it, with a project and a run that waits."""
+    database = Database(url)
+    database.make_folder()
     run = {
         "id": "run-1",
         "project": "default",
@@ -130,8 +136,7 @@ def _make_revision_1(url: str) -> None:
         "input": '{"b":1}',
     }
     with database.write() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        _migrate(connection, "0001")
         connection.execute(
             text("INSERT INTO projects (slug, name, created_at) VALUES ('default', 'default', :at)"),
             {"at": _EARLIER},
@@ -187,6 +192,28 @@ def test_runs_that_ended_before_the_second_upgrade_ask_for_nothing(empty_databas
         assert store.claims.poll("default", run.finished_at).ready == ()
         bound = asyncio.run(store.journal.bind_run(run, "second"))
         assert (bound.status, bound.worked_ms) == (RunStatus.RUNNING, 0)
+
+
+def test_json_that_jsonb_had_changed_comes_back_as_it_was_written(empty_database_url: str):
+    _make_revision_1(empty_database_url)
+    database = Database(empty_database_url)
+    written = {"b": 1e16, "a": -0.0, "nul\0": ["\ud800", {"z": 1, "y": "Grüße"}]}
+    # As revision 3 wrote it: SQLite the text, PostgreSQL what JSONB takes, and beside it the text of the column.
+    kept = json.dumps({"output": written, "input": {"longer": 1, "b": 2}})
+    values = {"input": '{"longer":1,"b":2}', "output": json.dumps(written), "exact": None}
+    if not database.is_sqlite:
+        values = {"input": '{"b":2,"longer":1}', "output": '{"a":0.0,"b":10000000000000000}', "exact": kept}
+    with database.write() as connection:
+        _migrate(connection, "0003")
+        connection.execute(
+            text("UPDATE runs SET input = :input, output = :output, exact = :exact, status = 'failed'"),
+            values,
+        )
+    database.close()
+    with open_store(empty_database_url, upgrade=True) as store:
+        run = store.runs.get("run-1")
+    assert json.dumps(run.output) == json.dumps(written)
+    assert json.dumps(run.input) == '{"longer": 1, "b": 2}'
 
 
 def test_a_fresh_sqlite_is_made_with_its_folder(empty_sqlite_url: str):

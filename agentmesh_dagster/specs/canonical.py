@@ -1,9 +1,8 @@
 """The one way to write a document: stored, hashed and exported in this form.
 
 Keys of models stand in the models' order and defaults are left out. The keys of free data (metadata, JSON Schemas,
-mapped inputs, outputs) and the names of branches are sorted: a JSON column of PostgreSQL does not keep their order,
-and an export has the same bytes from every database. Numbers are written so that they come back the same from every
-database too.
+mapped inputs, outputs) and the names of branches keep the author's order: models are asked for fields in it, and
+prompts and forms are written in it. An export has the same bytes from every database.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from agentmesh_dagster.specs.documents import Document, NodeSpec, ToolSpec
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
 
-__all__ = ["canonical", "dump_json", "dump_yaml", "free_data"]
+__all__ = ["canonical", "dump_json", "dump_yaml"]
 
 
 def canonical(
@@ -70,12 +69,12 @@ class _Writer:
     def _config(self, owner: NodeSpec | ToolSpec) -> Json:
         known = (self._node_configs if isinstance(owner, NodeSpec) else self._tool_configs).get(owner.type)
         if known is None:
-            return free_data(owner.config)
+            return owner.config
         try:
             return self.model(known.model_validate(owner.config))
         except ValidationError:
             # An invalid config has no canonical form of its own; drafts are kept as they are.
-            return free_data(owner.config)
+            return owner.config
 
     def _value(self, value: object, dumped: Json) -> Json:
         if isinstance(value, BaseModel):
@@ -86,25 +85,12 @@ class _Writer:
         if isinstance(value, dict):
             # Their keys are free; models may stand under them.
             held = cast("dict[str, object]", value)
-            return {key: self._value(held[key], dumped[key]) for key in sorted(held)}
-        return free_data(dumped)
+            return {key: self._value(item, dumped[key]) for key, item in held.items()}
+        return dumped
 
 
 def _same(value: object, default: object) -> bool:
     return type(value) is type(default) and value == default
-
-
-def free_data(value: Json) -> Json:
-    """A JSON value with sorted keys, and numbers as every database gives them back."""
-    if isinstance(value, dict):
-        items = cast("dict[str, Any]", value)
-        return {key: free_data(items[key]) for key in sorted(items)}
-    if isinstance(value, list):
-        return [free_data(item) for item in cast("list[Any]", value)]
-    if isinstance(value, float) and value.is_integer() and (not value or abs(value) >= 1e15):
-        # 1e22 comes back from PostgreSQL as a whole number, and -0.0 without its sign.
-        return int(value) if value else 0.0
-    return value
 
 
 _INVISIBLE: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")

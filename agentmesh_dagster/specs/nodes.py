@@ -196,16 +196,11 @@ class ContainerConfig(NodeConfig):
     is_container: ClassVar[bool] = True
 
 
-def _by_name(branches: dict[str, BodySpec]) -> dict[str, BodySpec]:
-    # A JSON column of PostgreSQL does not keep their order; runs must not depend on the database.
-    return dict(sorted(branches.items()))
-
-
 class ParallelConfig(ContainerConfig):
     """Runs branches side by side."""
 
-    branches: Annotated[dict[str, BodySpec], AfterValidator(_by_name), Body()] = Field(min_length=1)
-    """By name, in the order of names, which are formed as node ids."""
+    branches: Annotated[dict[str, BodySpec], Body()] = Field(min_length=1)
+    """By name, in the author's order; names are formed as node ids."""
     wait: Literal["all", "any", "first"] | Annotated[int, Field(ge=1)] = "all"
     """`all`: every branch must succeed. `any`: all run to their end, and one must succeed. `first`: the first that
     succeeds wins, and the others are canceled. A number: likewise, the first so many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final, cast
 
 from agentmesh_dagster.records import Json
@@ -27,6 +28,9 @@ def fill_and_coerce(schema: Json, value: Json) -> Json:
     is, and so does what cannot be turned: `validate_value` then says why. Goes through `properties`, `items`,
     `prefixItems`, `allOf`, `additionalProperties` and local `$ref`; into `anyOf` and `oneOf` only where one
     alternative alone admits the value's type.
+
+    The keys of an object come in the order in which the schema names them, the others after them as they were given:
+    Dagster sorts the keys of what it is launched with, and a prompt or a form is written in the author's order.
     """
     try:
         return _fill(schema, schema, value, 0)
@@ -51,7 +55,9 @@ def _fill(root: Json, schema: Json, value: Json, depth: int) -> Json:
             value = _fill(root, admitting[0], value, depth + 1)
     value = _coerce(node, value)
     if isinstance(value, dict):
-        return _fill_object(root, node, cast("dict[str, Json]", value), depth)
+        filled = _fill_object(root, node, cast("dict[str, Json]", value), depth)
+        named = dict.fromkeys(name for name in _property_names(root, node, depth) if name in filled)
+        return {name: filled[name] for name in (*named, *(name for name in filled if name not in named))}
     if isinstance(value, list):
         items = cast("list[Json]", value)
         first = cast("list[Json]", node.get("prefixItems", []))
@@ -62,7 +68,24 @@ def _fill(root: Json, schema: Json, value: Json, depth: int) -> Json:
     return value
 
 
-def _fill_object(root: Json, node: dict[str, Json], value: dict[str, Json], depth: int) -> Json:
+def _property_names(root: Json, schema: Json, depth: int) -> Iterator[str]:
+    """The properties that a schema names, in the order in which they stand in it."""
+    if depth > 4 * MAX_SCHEMA_DEPTH or not isinstance(schema, dict):
+        return
+    for keyword, value in cast("dict[str, Json]", schema).items():
+        if keyword == "properties":
+            yield from cast("dict[str, Json]", value)
+        elif keyword == "allOf":
+            for part in cast("list[Json]", value):
+                yield from _property_names(root, part, depth + 1)
+        elif keyword == "$ref":
+            try:
+                yield from _property_names(root, resolve_reference(root, value), depth + 1)
+            except LookupError:
+                continue
+
+
+def _fill_object(root: Json, node: dict[str, Json], value: dict[str, Json], depth: int) -> dict[str, Json]:
     known = cast("dict[str, Json]", node.get("properties", {}))
     other = node.get("additionalProperties", True)
     made = {name: _fill(root, known.get(name, other), item, depth + 1) for name, item in value.items()}

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Row, insert, select
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.records import Audit, Json
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text, exact_values
 from agentmesh_dagster.store.tables import audit
 
 
@@ -36,7 +35,6 @@ def write_audit(
             entity=entity,
             version=version,
             detail=detail,
-            exact=None if connection.dialect.name == "sqlite" else exact_text({"detail": detail}),
         )
     )
 
@@ -110,7 +108,6 @@ class AuditLog:
 
 
 def _record(row: Row[Any]) -> Audit:
-    exact = exact_values(row.exact)
     return Audit(
         id=row.id,
         at=row.at,
@@ -119,5 +116,5 @@ def _record(row: Row[Any]) -> Audit:
         action=row.action,
         entity=row.entity,
         version=row.version,
-        detail=exact.get("detail", row.detail),
+        detail=row.detail,
     )

@@ -32,6 +32,7 @@ from agentmesh_dagster.store.catalog_rows import (
     select_definitions,
     version_record,
 )
+from agentmesh_dagster.store.columns import to_text
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.publications import live_users, write_publication
 from agentmesh_dagster.store.tables import definitions, projects, versions
@@ -87,8 +88,9 @@ class Catalog:
     ) -> Version:
         """Stores a document: a new definition, or a new version of one.
 
-        A document equal to the newest version makes no new version, and that one is returned. A deleted definition
-        comes back, with its versions.
+        A document equal to the newest version makes no new version, and that one is returned. One that differs in the
+        order of keys is a new version: a model is asked for fields in that order. A deleted definition comes back, with
+        its versions.
 
         Args:
             project: The project's slug.
@@ -340,7 +342,11 @@ class Catalog:
         check_revision(found, kind, slug, expected_revision)
         digest = content_hash(content)
         newest = None if found is None else find_version(connection, found, None)
-        if newest is not None and newest.hash == digest and found is not None and found.archived_at is None:
+        # The hash does not tell the order of keys; the text does.
+        is_same = (
+            newest is not None and newest.hash == digest and to_text(newest.document) == to_text(content)
+        )
+        if newest is not None and is_same and found is not None and found.archived_at is None:
             return newest
         check_collision(connection, project, kind, slug)
         version = Version(
@@ -355,7 +361,7 @@ class Catalog:
             created_by=by,
             created_at=self._clock.now(),
         )
-        if newest is not None and newest.hash == digest:
+        if newest is not None and is_same:
             version = newest
         described = described_by(content) | {"type": type, "latest_version": version.number}
         if found is None:

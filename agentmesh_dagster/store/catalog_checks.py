@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 from pydantic import BaseModel
 from sqlalchemy import Connection, select
@@ -12,7 +13,7 @@ from agentmesh_dagster.errors import DefinitionError, StoreError
 from agentmesh_dagster.records import Definition, Json
 from agentmesh_dagster.specs.base import SLUG_PATTERN
 from agentmesh_dagster.specs.names import job_name
-from agentmesh_dagster.store.exact import from_text, has_nul, to_text
+from agentmesh_dagster.store.columns import from_text, to_text
 from agentmesh_dagster.store.tables import definitions
 
 Document = BaseModel | Mapping[str, Json]
@@ -30,11 +31,22 @@ def canonical(document: Document) -> dict[str, Json]:
         raise DefinitionError("a document needs a `kind` and a `slug` to be stored", code="bad-document")
     check_slug(slug)
     content = from_text(to_text(content))  # refuses what is no JSON; a copy that nobody else changes
-    if has_nul(content):
+    if _has_nul(content):
         raise StoreError(
             f"the {kind} {slug!r} has a NUL character (\\0) in a text; remove it", code="nul-character"
         )
     return content
+
+
+def _has_nul(value: Json) -> bool:
+    """Whether a string anywhere in the value, keys included, has a NUL character."""
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any(_has_nul(key) or _has_nul(item) for key, item in cast("dict[str, Any]", value).items())
+    if isinstance(value, list | tuple):
+        return any(_has_nul(item) for item in cast("list[Any]", value))
+    return False
 
 
 def check_slug(slug: str) -> None:

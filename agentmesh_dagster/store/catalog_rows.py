@@ -10,7 +10,6 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Definition, Json, Version
 from agentmesh_dagster.specs.names import job_name
-from agentmesh_dagster.store.exact import exact_text, exact_values
 from agentmesh_dagster.store.tables import definitions, publications, versions
 
 
@@ -128,14 +127,13 @@ def definition_record(row: RowMapping) -> Definition:
 
 def version_record(row: RowMapping, definition: Definition) -> Version:
     """A row of `versions`."""
-    exact = exact_values(row["exact"])
     return Version(
         definition_id=definition.id,
         project=definition.project,
         kind=definition.kind,
         slug=definition.slug,
         number=row["number"],
-        document=exact.get("document", row["document"]),
+        document=row["document"],
         hash=row["hash"],
         message=row["message"],
         created_by=row["created_by"],
@@ -176,7 +174,6 @@ def insert_definition(connection: Connection, first: Version, **columns: Any) ->
 
 def insert_version(connection: Connection, version: Version) -> None:
     """Adds the row of a version."""
-    is_sqlite = connection.dialect.name == "sqlite"
     connection.execute(
         insert(versions).values(
             definition_id=version.definition_id,
@@ -186,6 +183,5 @@ def insert_version(connection: Connection, version: Version) -> None:
             created_by=version.created_by,
             created_at=version.created_at,
             document=version.document,
-            exact=None if is_sqlite else exact_text({"document": version.document}),
         )
     )

@@ -91,7 +91,6 @@ versions = Table(
     Column("created_by", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("document", JsonColumn, nullable=False),
-    Column("exact", Text),
 )
 
 publications = Table(
@@ -109,7 +108,6 @@ publications = Table(
     Column("closure_hash", Text, nullable=False),
     # Last, so that listing what is live never reads the pages that a closure fills.
     Column("closure", JsonColumn),
-    Column("exact", Text),
     ForeignKeyConstraint(
         ["project", "kind", "slug"], ["definitions.project", "definitions.kind", "definitions.slug"]
     ),

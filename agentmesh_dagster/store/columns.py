@@ -1,17 +1,22 @@
-"""The column types: moments in UTC and JSON, with the same meaning on SQLite and PostgreSQL."""
+"""The column types: moments in UTC and JSON, with the same meaning on SQLite and PostgreSQL.
+
+JSON comes back as it was written: the order of keys, `1e16`, `-0.0`, NUL characters and lone surrogates. A replayed
+prompt must be the same text as the first one. So PostgreSQL's columns are `json`, which keeps text, and not `jsonb`.
+"""
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from typing import Any
 
 from sqlalchemy import DateTime, Text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSON
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.records import Json
-from agentmesh_dagster.store.exact import from_text, to_text
 
 
 def moment_to_text(moment: datetime) -> str:
@@ -47,14 +52,39 @@ class UtcDateTime(TypeDecorator[datetime]):
         return moment.astimezone(timezone.utc)
 
 
+def to_text(value: Json) -> str:
+    """A JSON value as compact text that any database's encoding can hold; keys keep their order.
+
+    Raises:
+        StoreError: The value is no JSON, such as NaN, a set or a date (code `not-json`).
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:  # a lone surrogate: only its escape can be stored
+                text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(
+            f"a value cannot be stored, because it is not JSON: {error}", code="not-json"
+        ) from None
+    return text
+
+
+def from_text(text: str) -> Json:
+    """The value of what `to_text` wrote."""
+    return json.loads(text)
+
+
 class JsonColumn(TypeDecorator[Json]):
-    """A JSON value: JSONB on PostgreSQL, text on SQLite. Python's `None` is SQL NULL; nulls inside are JSON nulls."""
+    """A JSON value: `json` on PostgreSQL, text on SQLite. Python's `None` is SQL NULL; nulls inside are JSON nulls."""
 
     impl = Text
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(JSONB(none_as_null=True) if dialect.name == "postgresql" else Text())
+        return dialect.type_descriptor(JSON(none_as_null=True) if dialect.name == "postgresql" else Text())
 
     def process_bind_param(self, value: Json, dialect: Dialect) -> Any:
         # On PostgreSQL the engine's `json_serializer` makes the text.

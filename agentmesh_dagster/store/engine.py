@@ -19,7 +19,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from agentmesh_dagster.errors import NotFound, StoreError
 from agentmesh_dagster.store import tables
-from agentmesh_dagster.store.exact import from_text, to_jsonb_text
+from agentmesh_dagster.store.columns import from_text, to_text
 from agentmesh_dagster.store.failures import shown_url, store_error
 
 BUSY_TIMEOUT_S: Final = 10.0
@@ -196,7 +196,7 @@ class Database:
             try:
                 return create_engine(
                     self.url,
-                    json_serializer=to_jsonb_text,
+                    json_serializer=to_text,
                     json_deserializer=from_text,
                     pool_pre_ping=True,
                     hide_parameters=True,

@@ -13,9 +13,9 @@ from agentmesh_dagster.constants import EVENT_RUN_ENDED
 from agentmesh_dagster.errors import ApprovalError, StoreError
 from agentmesh_dagster.records import Delivery, Event, Json, RunStatus, Wait, WaitStatus
 from agentmesh_dagster.specs.decisions import check_received, received_answer
+from agentmesh_dagster.store.columns import to_text
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text, exact_values, to_text
-from agentmesh_dagster.store.run_rows import RUN_JSON, insert_events, lock_at_once, lock_runs, restored
+from agentmesh_dagster.store.run_rows import insert_events, lock_at_once, lock_runs
 from agentmesh_dagster.store.tables import KEPT_EVENTS, OPEN_EVENT_WAITS, RETRIED_RUNS, inbox, runs, waits
 from agentmesh_dagster.store.wait_rows import close_wait, refuse_nul, wait_event, wait_record
 
@@ -139,7 +139,6 @@ def send_event(
                         sent_at=now,
                         expires_at=now + timedelta(seconds=keep_s),
                         data=kept_data,
-                        exact=None if database.is_sqlite else exact_text({"data": kept_data}),
                     )
                 )
             return Delivery(event_id=event_id_kept, completed=completed, is_kept=is_kept)
@@ -204,13 +203,12 @@ def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wa
         .order_by(inbox.c.seq)
     )
     for row in connection.execute(query).mappings().all():
-        data = exact_values(row["exact"]).get("data", row["data"])
-        sent = _Sent(row["event_id"], data, row["by"], row["sent_at"])
+        sent = _Sent(row["event_id"], row["data"], row["by"], row["sent_at"])
         answered, told = _answered(connection, database, clock, wait, sent, now)
         insert_events(connection, database, [told])
         if answered is not None:
             connection.execute(
-                update(inbox).where(inbox.c.seq == row["seq"]).values(is_kept=False, data=None, exact=None)
+                update(inbox).where(inbox.c.seq == row["seq"]).values(is_kept=False, data=None)
             )
             return answered
     return wait
@@ -235,12 +233,11 @@ def _take_end(connection: Connection, database: Database, clock: Clock, wait: Wa
 
 def _run_ended(run: RowMapping) -> _Sent:
     """The event that the end of a run sends: another one each time that it ends."""
-    stands = restored(run, RUN_JSON)
     data = {
         "run_id": run["id"],
         "status": run["status"],
-        "output": stands["output"],
-        "error": stands["error"],
+        "output": run["output"],
+        "error": run["error"],
     }
     event_id = f"{EVENT_RUN_ENDED}/{run['id']}/{run['endings']}"
     return _Sent(event_id, data, f"run/{run['id']}", run["finished_at"], is_own=True)
@@ -320,7 +317,6 @@ def _answered(
         return None, wait_event(clock, wait, "refused", {**payload, "code": refusal.code})
     answered = close_wait(
         connection,
-        database,
         wait,
         status=WaitStatus.DECIDED,
         closed_by="event",

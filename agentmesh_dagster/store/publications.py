@@ -13,10 +13,9 @@ from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.store.audit import write_audit
 from agentmesh_dagster.store.catalog_rows import find_version, is_newest_publication, require_definition
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text, exact_values
 from agentmesh_dagster.store.tables import definitions, publication_members, publications
 
-_LOG_COLUMNS = tuple(column for column in publications.columns if column.name not in ("closure", "exact"))
+_LOG_COLUMNS = tuple(column for column in publications.columns if column.name != "closure")
 
 
 def load_live(
@@ -221,9 +220,6 @@ def write_publication(
     closure_hash: str = "",
 ) -> int:
     """Adds a row, and its audit row; the caller holds the project's lock. Returns its number."""
-    exact = (
-        None if connection.dialect.name == "sqlite" or closure is None else exact_text({"closure": closure})
-    )
     inserted = connection.execute(
         insert(publications).values(
             project=project,
@@ -236,7 +232,6 @@ def write_publication(
             message=message,
             closure_hash=closure_hash,
             closure=closure,
-            exact=exact,
         )
     )
     write_audit(
@@ -314,7 +309,6 @@ def _refuse_deleted(
 
 
 def _record(row: RowMapping) -> Publication:
-    exact = exact_values(row.get("exact"))
     return Publication(
         id=row["id"],
         project=row["project"],
@@ -325,6 +319,6 @@ def _record(row: RowMapping) -> Publication:
         by=row["by"],
         at=row["at"],
         message=row["message"],
-        closure=exact.get("closure", row.get("closure")),
+        closure=row.get("closure"),
         closure_hash=row["closure_hash"],
     )

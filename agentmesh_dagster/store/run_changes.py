@@ -22,16 +22,13 @@ from agentmesh_dagster.store.endings import (
     is_run_timeout,
 )
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text
 from agentmesh_dagster.store.inserts import CompiledInsert
 from agentmesh_dagster.store.run_rows import (
-    RUN_JSON,
     insert_events,
     insert_run,
     last_bound,
     load_runs,
     require_last,
-    restored,
 )
 from agentmesh_dagster.store.tables import dagster_runs, leases, runs, steps
 from agentmesh_dagster.store.wait_changes import close_waits_of_run, reopen_waits
@@ -100,9 +97,6 @@ def move_run(
             error=error,
             **counted_ending(row, status),
         )
-        if not database.is_sqlite:
-            kept = restored(row, RUN_JSON)
-            values["exact"] = exact_text({**kept, "output": output, "error": error})
     elif status is RunStatus.WAITING:
         values.update(suspended_at=at, suspended_steps=_waiting_steps(connection, run_id))
     elif status is RunStatus.RUNNING and row["started_at"] is None:
@@ -194,9 +188,6 @@ def bind_run(
     elif row["status"] == RunStatus.PENDING.value:
         changed = _begun(run, now)
     if changed:
-        if not database.is_sqlite and "output" in changed:
-            kept = restored(row, RUN_JSON)
-            changed["exact"] = exact_text({**kept, "output": None, "error": None})
         connection.execute(update(runs).where(runs.c.id == run.id).values(**changed))
         if "output" in changed:
             reopen_waits(connection, database, clock, run.id)

@@ -12,30 +12,20 @@ from sqlalchemy import BindParameter, Connection, RowMapping, ScalarSelect, func
 from agentmesh_dagster.errors import NotFound, RunRefused, StoreError
 from agentmesh_dagster.records import Event, Run, RunSource, RunStatus, Step, StepStatus
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text, exact_values
 from agentmesh_dagster.store.inserts import CompiledInsert
 from agentmesh_dagster.store.tables import dagster_runs, events, runs
 
 MAX_LOCKINGS: Final = 10
 """How often a transaction that found runs locked is begun anew."""
 
-RUN_JSON = ("input", "request_context", "output", "error")
-STEP_JSON = ("input", "output", "error", "routing_decision")
-
 _RUN_FIELDS = tuple(field.name for field in fields(Run) if field.name != "dagster_run_ids")
 _STEP_FIELDS = tuple(field.name for field in fields(Step))
 OPEN_STATUSES = tuple(status.value for status in RunStatus if not status.is_final)
 
 
-def restored(row: RowMapping, names: Sequence[str]) -> dict[str, Any]:
-    """The row's values, its JSON as it was written."""
-    values = {name: row[name] for name in names}
-    return values | exact_values(row["exact"])
-
-
 def run_record(row: RowMapping, dagster_run_ids: Sequence[str]) -> Run:
     """A row of `runs`, with its Dagster runs in the order in which they were bound."""
-    values = restored(row, _RUN_FIELDS)
+    values: dict[str, Any] = {name: row[name] for name in _RUN_FIELDS}
     values["source"] = RunSource(values["source"])
     values["status"] = RunStatus(values["status"])
     values["suspended_steps"] = tuple(values["suspended_steps"])
@@ -44,7 +34,7 @@ def run_record(row: RowMapping, dagster_run_ids: Sequence[str]) -> Run:
 
 def step_record(row: RowMapping) -> Step:
     """A row of `steps`."""
-    values = restored(row, _STEP_FIELDS)
+    values: dict[str, Any] = {name: row[name] for name in _STEP_FIELDS}
     values["status"] = StepStatus(values["status"])
     values["predecessor_keys"] = tuple(values["predecessor_keys"])
     return Step(**values)
@@ -52,7 +42,6 @@ def step_record(row: RowMapping) -> Step:
 
 def event_record(row: RowMapping) -> Event:
     """A row of `events`."""
-    exact = exact_values(row["exact"])
     return Event(
         id=row["id"],
         at=row["at"],
@@ -60,13 +49,13 @@ def event_record(row: RowMapping) -> Event:
         run_id=row["run_id"],
         type=row["type"],
         step_key=row["step_key"],
-        payload=exact.get("payload", row["payload"]),
+        payload=row["payload"],
     )
 
 
 _INSERT_RUN: Final = CompiledInsert(
     runs,
-    [*_RUN_FIELDS, "created_at", "exact"],
+    [*_RUN_FIELDS, "created_at"],
     lambda insert: insert.on_conflict_do_nothing(index_elements=["id"]),
 )
 _INSERT_EVENT: Final = CompiledInsert(
@@ -88,7 +77,6 @@ def insert_run(connection: Connection, database: Database, run: Run, created_at:
         status=run.status.value,
         suspended_steps=list(run.suspended_steps),
         created_at=created_at,
-        exact=None if database.is_sqlite else exact_text({name: values[name] for name in RUN_JSON}),
     )
     return connection.execute(_INSERT_RUN.of(database), values).rowcount == 1
 
@@ -131,7 +119,6 @@ def insert_events(connection: Connection, database: Database, records: Sequence[
                 "step_key": event.step_key,
                 "type": event.type,
                 "payload": event.payload,
-                "exact": None if database.is_sqlite else exact_text({"payload": event.payload}),
             }
             for event in records
         ]

@@ -71,14 +71,14 @@ def _settle(connection: Connection, database: Database, clock: Clock, wait: Wait
         return _expire(connection, database, clock, wait, now)
     if wait.remind_at is not None and wait.remind_at <= now:
         wait = replace(wait, remind_at=None)
-        add_notices(connection, database, clock, wait, "reminder", now)
+        add_notices(connection, clock, wait, "reminder", now)
         insert_events(connection, database, [wait_event(clock, wait, "reminded", {})])
     if wait.escalate_at is not None and wait.escalate_at <= now:
         wait = _escalated(wait)
-        add_notices(connection, database, clock, wait, "escalated", now)
+        add_notices(connection, clock, wait, "escalated", now)
         told = wait_event(clock, wait, "escalated", {"escalate_to": list(wait.escalate_to)})
         insert_events(connection, database, [told])
-    save_wait(connection, database, wait)
+    save_wait(connection, wait)
     return wait
 
 
@@ -87,7 +87,6 @@ def _expire(connection: Connection, database: Database, clock: Clock, wait: Wait
     answer = timeout_answer(wait, now, load_votes(connection, wait.id))
     closed = close_wait(
         connection,
-        database,
         wait,
         status=WaitStatus.DECIDED if is_timer else WaitStatus.EXPIRED,
         closed_by="timer" if is_timer else "timeout",

@@ -16,10 +16,9 @@ from sqlalchemy.sql.expression import ClauseElement
 
 from agentmesh_dagster.errors import NotFound, ReplayError, StoreError
 from agentmesh_dagster.records import Entry, Event, Json, Step, StepStatus
-from agentmesh_dagster.store.columns import moment_to_text
+from agentmesh_dagster.store.columns import moment_to_text, to_text
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text, to_jsonb_text, to_text
-from agentmesh_dagster.store.run_rows import STEP_JSON, last_bound, require_last, step_record
+from agentmesh_dagster.store.run_rows import last_bound, require_last, step_record
 from agentmesh_dagster.store.tables import events, runs, steps
 
 _COUNTED: Final = (StepStatus.SUCCEEDED, StepStatus.FAILED)
@@ -80,12 +79,11 @@ class StepWriter:
 
     def __init__(self, database: Database) -> None:
         self._is_sqlite = database.is_sqlite
-        self._json = _fast_text if database.is_sqlite else _fast_jsonb_text
         # SQLite's driver takes a number as it is, and asks for an adapter of a bool.
         self._flags = (0, 1) if database.is_sqlite else (False, True)
         self._finds: dict[int, _Find] = {}
         upsert: sqlite.Insert | postgresql.Insert = database.insert(steps)
-        own = [name for name in self._written(_STEP_COLUMNS) if name not in ("run_id", "key")]
+        own = [name for name in _STEP_COLUMNS if name not in ("run_id", "key")]
         self._upsert = self._insert(
             upsert.on_conflict_do_update(
                 index_elements=["run_id", "key"],
@@ -230,16 +228,16 @@ class StepWriter:
             sender.execute(b";".join(message))
 
     def _step_row(self, step: Step, is_finished: bool, is_counted: bool) -> _Row:
-        """The values of `_written(_STEP_COLUMNS)`, in that order."""
+        """The values of `_STEP_COLUMNS`, in that order."""
         if (
             "\0"
             in f"{step.key}{step.node_id}{step.node_name}{step.fingerprint}{step.model_used}{step.parent_key}"
         ):
             _refuse_nul(step)
-        text, flags = self._json, self._flags
+        flags = self._flags
         queued_at, started_at, finished_at = step.queued_at, step.started_at, step.finished_at
         input_, output, error, routing = step.input, step.output, step.error, step.routing_decision
-        row = (
+        return (
             step.run_id,
             step.key,
             step.node_id,
@@ -264,36 +262,28 @@ class StepWriter:
             None if finished_at is None else _moment_text(finished_at),
             step.duration_ms,
             step.dagster_run_id,
-            None if input_ is None else text(input_),
-            None if output is None else text(output),
-            None if error is None else text(error),
-            None if routing is None else text(routing),
+            None if input_ is None else _fast_text(input_),
+            None if output is None else _fast_text(output),
+            None if error is None else _fast_text(error),
+            None if routing is None else _fast_text(routing),
         )
-        if self._is_sqlite:
-            return row
-        return (*row, exact_text({name: getattr(step, name) for name in STEP_JSON}))
 
     def _event_row(self, event: Event) -> _Row:
-        """The values of `_written(_EVENT_COLUMNS)`, in that order."""
+        """The values of `_EVENT_COLUMNS`, in that order."""
         payload = event.payload
-        row = (
+        return (
             event.id,
             _moment_text(event.at),
             event.project,
             event.run_id,
             event.step_key,
             event.type,
-            None if payload is None else self._json(payload),
+            None if payload is None else _fast_text(payload),
         )
-        return row if self._is_sqlite else (*row, exact_text({"payload": payload}))
-
-    def _written(self, columns: Sequence[str]) -> list[str]:
-        # SQLite keeps JSON as it is.
-        return [name for name in columns if not (self._is_sqlite and name == "exact")]
 
     def _insert(self, statement: sqlite.Insert | postgresql.Insert, columns: Sequence[str]) -> _Insert:
         # `inline`: nobody asks for the number that an event gets.
-        sql, _ = self._compiled(statement.inline(), self._written(columns))
+        sql, _ = self._compiled(statement.inline(), columns)
         head, values, rest = sql.partition(" VALUES ")
         row, conflict, tail = rest.partition(" ON CONFLICT ")
         return _Insert(sql, f"{head}{values}".encode(), row, f"{conflict}{tail}".encode())
@@ -401,9 +391,3 @@ def _fast_text(value: Json) -> str:
         # It says what is wrong, or escapes what no encoding has.
         return to_text(value)
     return text
-
-
-def _fast_jsonb_text(value: Json) -> str:
-    """As `to_jsonb_text`."""
-    text = _fast_text(value)
-    return to_jsonb_text(value) if "\\u" in text else text

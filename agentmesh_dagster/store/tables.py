@@ -59,7 +59,7 @@ __all__ = [
     "waits",
 ]
 
-REVISIONS: Final = ("0001", "0002", "0003")
+REVISIONS: Final = ("0001", "0002", "0003", "0004")
 """The schema's revisions, oldest first; the last one is what this code works on."""
 
 # SQLite takes a partial index only where a query repeats its condition word for word: each stands here once.
@@ -111,7 +111,6 @@ runs = Table(
     Column("request_context", JsonColumn),
     Column("output", JsonColumn),
     Column("error", JsonColumn),
-    Column("exact", Text),
     Column("retries_left", Integer, nullable=False, server_default=text("0")),
     # Whether the last Dagster run that was bound came by a claim.
     Column("by_claim", Boolean, nullable=False, server_default=false()),
@@ -200,7 +199,6 @@ steps = Table(
     Column("output", JsonColumn),
     Column("error", JsonColumn),
     Column("routing_decision", JsonColumn),
-    Column("exact", Text),
 )
 
 events = Table(
@@ -215,7 +213,6 @@ events = Table(
     Column("step_key", Text),
     Column("type", Text, nullable=False),
     Column("payload", JsonColumn),
-    Column("exact", Text),
     sqlite_autoincrement=True,
 )
 Index("ix_events_run_id_seq", events.c.run_id, events.c.seq)
@@ -286,7 +283,6 @@ waits = Table(
     Column("timeout_data", JsonColumn),
     Column("notify", JsonColumn),
     Column("answer", JsonColumn),
-    Column("exact", Text),
     UniqueConstraint("run_id", "step_key", "label"),
 )
 Index("ix_waits_project_status_created_at", waits.c.project, waits.c.status, waits.c.created_at)
@@ -324,7 +320,6 @@ votes = Table(
     Column("comment", Text, nullable=False),
     Column("decision", JsonColumn),
     Column("data", JsonColumn),
-    Column("exact", Text),
 )
 Index("ix_votes_wait_id_seq", votes.c.wait_id, votes.c.seq)
 
@@ -340,7 +335,6 @@ notices = Table(
     Column("sent_at", UtcDateTime),
     Column("error", Text, nullable=False),
     Column("channel", JsonColumn),
-    Column("exact", Text),
 )
 Index("ix_notices_wait_id", notices.c.wait_id)
 Index(
@@ -365,7 +359,6 @@ inbox = Table(
     Column("sent_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
     Column("data", JsonColumn),
-    Column("exact", Text),
     UniqueConstraint("project", "event_id"),
 )
 Index("ix_inbox_project_expires_at", inbox.c.project, inbox.c.expires_at)
@@ -399,7 +392,6 @@ audit = Table(
     Column("entity", Text, nullable=False),
     Column("version", Integer),
     Column("detail", JsonColumn),
-    Column("exact", Text),
     sqlite_autoincrement=True,
 )
 Index("ix_audit_project_seq", audit.c.project, audit.c.seq)

@@ -56,7 +56,7 @@ def open_waits(connection: Connection, database: Database, clock: Clock, opened:
         if not insert_wait(connection, database, stored):
             continue
         if wait.kind.is_approval:
-            add_notices(connection, database, clock, wait, "opened", now)
+            add_notices(connection, clock, wait, "opened", now)
         if is_over:
             give_up_notices(connection, [wait.id])
         elif wait.kind is WaitKind.EVENT:
@@ -120,7 +120,7 @@ def reopen_waits(connection: Connection, database: Database, clock: Clock, run_i
         lock_events(connection, database)
     for closed in found:
         wait = replace(closed, status=WaitStatus.OPEN, closed_by="", decided_at=None)
-        save_wait(connection, database, wait)
+        save_wait(connection, wait)
         connection.execute(
             update(notices)
             .where(notices.c.wait_id == wait.id, notices.c.sent_at.is_(None))
@@ -144,8 +144,6 @@ def _cancel(
 ) -> None:
     now = clock.now()
     for wait in found:
-        close_wait(
-            connection, database, wait, status=WaitStatus.CANCELED, closed_by=closed_by, decided_at=now
-        )
+        close_wait(connection, wait, status=WaitStatus.CANCELED, closed_by=closed_by, decided_at=now)
     told = [wait_event(clock, wait, "canceled", {"closed_by": closed_by}) for wait in found]
     insert_events(connection, database, told)

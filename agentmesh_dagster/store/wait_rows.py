@@ -12,8 +12,8 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.records import Event, Json, Notice, Vote, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.store.columns import to_text
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.exact import exact_text, exact_values, to_text
 from agentmesh_dagster.store.tables import notices, votes, waits
 
 _LISTS: Final = ("options", "assignees", "escalate_to")
@@ -25,7 +25,7 @@ _TEXTS: Final = (
 _FIELDS: Final = tuple(field.name for field in fields(Wait))
 # What changes after a wait was opened.
 _CHANGING: Final = (
-    *("status", "closed_by", "assignees", "answer", "exact"),
+    *("status", "closed_by", "assignees", "answer"),
     *("remind_at", "escalate_at", "next_at", "decided_at", "ready_at", "used_at"),
 )
 _ANSWERED: Final = (WaitStatus.DECIDED, WaitStatus.EXPIRED)
@@ -42,7 +42,7 @@ _FAMILIES: Final = {
 
 def wait_record(row: RowMapping) -> Wait:
     """A row of `waits`."""
-    values = {name: row[name] for name in _FIELDS} | exact_values(row["exact"])
+    values: dict[str, Any] = {name: row[name] for name in _FIELDS}
     values["kind"] = WaitKind(values["kind"])
     values["status"] = WaitStatus(values["status"])
     values.update({name: tuple(values[name]) for name in _LISTS})
@@ -51,11 +51,10 @@ def wait_record(row: RowMapping) -> Wait:
 
 def vote_record(row: RowMapping) -> Vote:
     """A row of `votes`."""
-    exact = exact_values(row["exact"])
     return Vote(
         by=row["by"],
-        decision=exact.get("decision", row["decision"]),
-        data=exact.get("data", row["data"]),
+        decision=row["decision"],
+        data=row["data"],
         comment=row["comment"],
         at=row["at"],
     )
@@ -63,8 +62,7 @@ def vote_record(row: RowMapping) -> Vote:
 
 def notice_record(row: RowMapping) -> Notice:
     """A row of `notices`."""
-    values = {field.name: row[field.name] for field in fields(Notice)}
-    return Notice(**values | exact_values(row["exact"]))
+    return Notice(**{field.name: row[field.name] for field in fields(Notice)})
 
 
 def load_wait(connection: Connection, wait_id: str) -> Wait | None:
@@ -96,34 +94,33 @@ def insert_wait(connection: Connection, database: Database, wait: Wait) -> bool:
     refuse_nul({name: getattr(wait, name) for name in _TEXTS}, f"the wait of the step {wait.step_key!r}")
     for name in _JSON:
         to_text(getattr(wait, name))
-    statement = database.insert(waits).values(**_values(database, wait)).on_conflict_do_nothing()
+    statement = database.insert(waits).values(**_values(wait)).on_conflict_do_nothing()
     return connection.execute(statement).rowcount == 1
 
 
-def save_wait(connection: Connection, database: Database, wait: Wait) -> None:
+def save_wait(connection: Connection, wait: Wait) -> None:
     """Writes what has changed in a wait since it was opened. The caller has locked its run."""
-    values = _values(database, wait)
+    values = _values(wait)
     changed = {name: values[name] for name in _CHANGING}
     connection.execute(update(waits).where(waits.c.id == wait.id).values(**changed))
 
 
-def close_wait(connection: Connection, database: Database, wait: Wait, **changes: Any) -> Wait:
+def close_wait(connection: Connection, wait: Wait, **changes: Any) -> Wait:
     """Closes an open wait, and gives up the notices about it that are still on their way.
 
     Args:
         connection: In a transaction that has locked the wait's run.
-        database: The connection's database.
         wait: As it stands.
         changes: `status`, `closed_by` and `decided_at`, and `answer` where there is one.
     """
     closed = replace(wait, **changes)
-    save_wait(connection, database, closed)
+    save_wait(connection, closed)
     if wait.notify:
         give_up_notices(connection, [wait.id])
     return closed
 
 
-def insert_vote(connection: Connection, database: Database, wait_id: str, vote: Vote) -> None:
+def insert_vote(connection: Connection, wait_id: str, vote: Vote) -> None:
     """Keeps an accepted vote."""
     connection.execute(
         insert(votes).values(
@@ -133,14 +130,11 @@ def insert_vote(connection: Connection, database: Database, wait_id: str, vote: 
             comment=vote.comment,
             decision=vote.decision,
             data=vote.data,
-            exact=None if database.is_sqlite else exact_text({"decision": vote.decision, "data": vote.data}),
         )
     )
 
 
-def add_notices(
-    connection: Connection, database: Database, clock: Clock, wait: Wait, reason: str, now: datetime
-) -> None:
+def add_notices(connection: Connection, clock: Clock, wait: Wait, reason: str, now: datetime) -> None:
     """Adds a notice for each of the wait's channels, due at once."""
     rows = [
         {
@@ -153,7 +147,6 @@ def add_notices(
             "next_at": now,
             "sent_at": None,
             "error": "",
-            "exact": None if database.is_sqlite else exact_text({"channel": channel}),
         }
         for channel in wait.notify or ()
     ]
@@ -203,7 +196,7 @@ def refuse_nul(texts: Mapping[str, str], where: str) -> None:
             raise StoreError(f"the {name} of {where} has a NUL character", code="nul-character")
 
 
-def _values(database: Database, wait: Wait) -> dict[str, Any]:
+def _values(wait: Wait) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(wait, name) for name in _FIELDS}
     values.update({name: list(values[name]) for name in _LISTS})
     values.update(
@@ -211,6 +204,5 @@ def _values(database: Database, wait: Wait) -> dict[str, Any]:
         status=wait.status.value,
         next_at=next_moment(wait),
         ready_at=wait.decided_at if wait.status in _ANSWERED and wait.used_at is None else None,
-        exact=None if database.is_sqlite else exact_text({name: values[name] for name in _JSON}),
     )
     return values

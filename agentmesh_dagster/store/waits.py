@@ -235,14 +235,13 @@ class Waits:
 
     def _accept(self, connection: Connection, wait: Wait, verdict: Verdict) -> Wait:
         vote = verdict.vote
-        insert_vote(connection, self._database, wait.id, vote)
+        insert_vote(connection, wait.id, vote)
         said = {"decision": vote.decision, "by": vote.by}
         if wait.kind.is_approval:
             insert_events(connection, self._database, [wait_event(self._clock, wait, "voted", said)])
         if verdict.answer is not None:
             wait = close_wait(
                 connection,
-                self._database,
                 wait,
                 status=WaitStatus.DECIDED,
                 closed_by="decision",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects.postgresql import JSONB
 
-from agentmesh_dagster.store.columns import JsonColumn, UtcDateTime
+from agentmesh_dagster.store.columns import UtcDateTime
 
 revision = "0001"
 down_revision = None
@@ -33,7 +34,7 @@ def upgrade() -> None:
         sa.Column("action", sa.Text(), nullable=False),
         sa.Column("entity", sa.Text(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=True),
-        sa.Column("detail", JsonColumn(), nullable=True),
+        sa.Column("detail", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["project"], ["projects.slug"], name=op.f("fk_audit_project")),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_audit")),
@@ -53,7 +54,7 @@ def upgrade() -> None:
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("description", sa.Text(), nullable=False),
         sa.Column("category", sa.Text(), nullable=False),
-        sa.Column("tags", JsonColumn(), nullable=False),
+        sa.Column("tags", _json(), nullable=False),
         sa.Column("is_active", sa.Boolean(), nullable=False),
         sa.Column("is_template", sa.Boolean(), nullable=False),
         sa.Column("source_template_id", sa.Text(), nullable=True),
@@ -110,16 +111,16 @@ def upgrade() -> None:
         sa.Column("finished_at", UtcDateTime(), nullable=True),
         sa.Column("duration_ms", sa.BigInteger(), nullable=True),
         sa.Column("suspended_at", UtcDateTime(), nullable=True),
-        sa.Column("suspended_steps", JsonColumn(), nullable=False),
+        sa.Column("suspended_steps", _json(), nullable=False),
         sa.Column("resumed_at", UtcDateTime(), nullable=True),
         sa.Column("steps_executed", sa.Integer(), nullable=False),
         sa.Column("input_tokens", sa.BigInteger(), nullable=False),
         sa.Column("output_tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost_usd", sa.Double[float](), nullable=False),
-        sa.Column("input", JsonColumn(), nullable=True),
-        sa.Column("request_context", JsonColumn(), nullable=True),
-        sa.Column("output", JsonColumn(), nullable=True),
-        sa.Column("error", JsonColumn(), nullable=True),
+        sa.Column("input", _json(), nullable=True),
+        sa.Column("request_context", _json(), nullable=True),
+        sa.Column("output", _json(), nullable=True),
+        sa.Column("error", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["project"], ["projects.slug"], name=op.f("fk_runs_project")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
@@ -156,7 +157,7 @@ def upgrade() -> None:
         sa.Column("run_id", sa.Text(), nullable=False),
         sa.Column("step_key", sa.Text(), nullable=True),
         sa.Column("type", sa.Text(), nullable=False),
-        sa.Column("payload", JsonColumn(), nullable=True),
+        sa.Column("payload", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_events_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_events")),
@@ -187,7 +188,7 @@ def upgrade() -> None:
         sa.Column("at", UtcDateTime(), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("closure_hash", sa.Text(), nullable=False),
-        sa.Column("closure", JsonColumn(), nullable=True),
+        sa.Column("closure", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["project", "kind", "slug"],
@@ -213,7 +214,7 @@ def upgrade() -> None:
         sa.Column("node_name", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("parent_key", sa.Text(), nullable=True),
-        sa.Column("predecessor_keys", JsonColumn(), nullable=False),
+        sa.Column("predecessor_keys", _json(), nullable=False),
         sa.Column("iteration_index", sa.Integer(), nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
@@ -230,10 +231,10 @@ def upgrade() -> None:
         sa.Column("finished_at", UtcDateTime(), nullable=True),
         sa.Column("duration_ms", sa.BigInteger(), nullable=True),
         sa.Column("dagster_run_id", sa.Text(), nullable=False),
-        sa.Column("input", JsonColumn(), nullable=True),
-        sa.Column("output", JsonColumn(), nullable=True),
-        sa.Column("error", JsonColumn(), nullable=True),
-        sa.Column("routing_decision", JsonColumn(), nullable=True),
+        sa.Column("input", _json(), nullable=True),
+        sa.Column("output", _json(), nullable=True),
+        sa.Column("error", _json(), nullable=True),
+        sa.Column("routing_decision", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_steps_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "key", name=op.f("pk_steps")),
@@ -246,7 +247,7 @@ def upgrade() -> None:
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("created_by", sa.Text(), nullable=False),
         sa.Column("created_at", UtcDateTime(), nullable=False),
-        sa.Column("document", JsonColumn(), nullable=False),
+        sa.Column("document", _json(), nullable=False),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["definition_id"], ["definitions.id"], name=op.f("fk_versions_definition_id")
@@ -273,3 +274,7 @@ def upgrade() -> None:
         ["kind", "slug", "publication_id"],
         unique=False,
     )
+
+
+def _json() -> sa.types.TypeEngine[object]:
+    return sa.Text().with_variant(JSONB(none_as_null=True), "postgresql")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects.postgresql import JSONB
 
-from agentmesh_dagster.store.columns import JsonColumn, UtcDateTime
+from agentmesh_dagster.store.columns import UtcDateTime
 
 revision = "0002"
 down_revision = "0001"
@@ -100,17 +101,17 @@ def _create_waits() -> None:
         sa.Column("separation", sa.Boolean(), nullable=False),
         sa.Column("cancel_siblings", sa.Boolean(), nullable=False),
         sa.Column("on_timeout", sa.Text(), nullable=False),
-        sa.Column("options", JsonColumn(), nullable=False),
-        sa.Column("assignees", JsonColumn(), nullable=False),
-        sa.Column("escalate_to", JsonColumn(), nullable=False),
+        sa.Column("options", _json(), nullable=False),
+        sa.Column("assignees", _json(), nullable=False),
+        sa.Column("escalate_to", _json(), nullable=False),
         sa.Column("title", sa.Text(), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),
-        sa.Column("data", JsonColumn(), nullable=True),
-        sa.Column("form_schema", JsonColumn(), nullable=True),
-        sa.Column("prefill", JsonColumn(), nullable=True),
-        sa.Column("timeout_data", JsonColumn(), nullable=True),
-        sa.Column("notify", JsonColumn(), nullable=True),
-        sa.Column("answer", JsonColumn(), nullable=True),
+        sa.Column("data", _json(), nullable=True),
+        sa.Column("form_schema", _json(), nullable=True),
+        sa.Column("prefill", _json(), nullable=True),
+        sa.Column("timeout_data", _json(), nullable=True),
+        sa.Column("notify", _json(), nullable=True),
+        sa.Column("answer", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["project"], ["projects.slug"], name=op.f("fk_waits_project")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_waits_run_id"), ondelete="CASCADE"),
@@ -143,8 +144,8 @@ def _create_votes_and_notices() -> None:
         sa.Column("by", sa.Text(), nullable=False),
         sa.Column("at", UtcDateTime(), nullable=False),
         sa.Column("comment", sa.Text(), nullable=False),
-        sa.Column("decision", JsonColumn(), nullable=True),
-        sa.Column("data", JsonColumn(), nullable=True),
+        sa.Column("decision", _json(), nullable=True),
+        sa.Column("data", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["wait_id"], ["waits.id"], name=op.f("fk_votes_wait_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_votes")),
@@ -160,7 +161,7 @@ def _create_votes_and_notices() -> None:
         sa.Column("next_at", UtcDateTime(), nullable=True),
         sa.Column("sent_at", UtcDateTime(), nullable=True),
         sa.Column("error", sa.Text(), nullable=False),
-        sa.Column("channel", JsonColumn(), nullable=True),
+        sa.Column("channel", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["wait_id"], ["waits.id"], name=op.f("fk_notices_wait_id"), ondelete="CASCADE"
@@ -183,7 +184,7 @@ def _create_inbox() -> None:
         sa.Column("is_kept", sa.Boolean(), nullable=False),
         sa.Column("sent_at", UtcDateTime(), nullable=False),
         sa.Column("expires_at", UtcDateTime(), nullable=False),
-        sa.Column("data", JsonColumn(), nullable=True),
+        sa.Column("data", _json(), nullable=True),
         sa.Column("exact", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["project"], ["projects.slug"], name=op.f("fk_inbox_project")),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_inbox")),
@@ -191,3 +192,7 @@ def _create_inbox() -> None:
     )
     op.create_index("ix_inbox_project_expires_at", "inbox", ["project", "expires_at"], unique=False)
     _partial_index("ix_inbox_project_name_key", "inbox", ["project", "name", "key"], "is_kept")
+
+
+def _json() -> sa.types.TypeEngine[object]:
+    return sa.Text().with_variant(JSONB(none_as_null=True), "postgresql")
