@@ -1,6 +1,7 @@
 """AgentMesh for Dagster: agent workflows, stored and versioned, compiled into Dagster jobs.
 
-The names here are what a code location needs. They are loaded at first use, so that importing the package is cheap.
+The names here are what a code location needs, and what the commands do as functions (`docs/python.md`). They are loaded
+at first use, so that importing the package is cheap.
 """
 
 from __future__ import annotations
@@ -9,6 +10,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentmesh_dagster.api import (
+        cancel_run,
+        check_documents,
+        decide_approval,
+        execute_workflow,
+        export_document,
+        get_run,
+        import_documents,
+        launch_workflow,
+        list_approvals,
+        list_events,
+        list_runs,
+        list_steps,
+        publish_document,
+        resume_run,
+        resume_suspended,
+        retry_run,
+        send_event,
+        unpublish_document,
+    )
+    from agentmesh_dagster.errors import AgentMeshError
     from agentmesh_dagster.orchestration.code_location import build_code_location
     from agentmesh_dagster.orchestration.executor import agentmesh_executor
     from agentmesh_dagster.orchestration.gate_sensor import build_gate_sensor, build_gate_sensors
@@ -20,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AgentMesh",
+    "AgentMeshError",
     "StepContext",
     "__version__",
     "agentmesh_executor",
@@ -28,10 +51,29 @@ __all__ = [
     "build_gate_sensors",
     "build_reconciler_sensor",
     "build_run_status_sensors",
+    "cancel_run",
+    "check_documents",
+    "decide_approval",
+    "execute_workflow",
+    "export_document",
+    "get_run",
+    "import_documents",
+    "launch_workflow",
+    "list_approvals",
+    "list_events",
+    "list_runs",
+    "list_steps",
+    "publish_document",
+    "resume_run",
+    "resume_suspended",
+    "retry_run",
+    "send_event",
+    "unpublish_document",
 ]
 
 _HOMES = {
     "AgentMesh": "agentmesh_dagster.orchestration.host",
+    "AgentMeshError": "agentmesh_dagster.errors",
     "StepContext": "agentmesh_dagster.runtime.step_context",
     "agentmesh_executor": "agentmesh_dagster.orchestration.executor",
     "build_code_location": "agentmesh_dagster.orchestration.code_location",
@@ -39,6 +81,29 @@ _HOMES = {
     "build_gate_sensors": "agentmesh_dagster.orchestration.gate_sensor",
     "build_reconciler_sensor": "agentmesh_dagster.orchestration.sensors",
     "build_run_status_sensors": "agentmesh_dagster.orchestration.sensors",
+    **dict.fromkeys(
+        (
+            "cancel_run",
+            "check_documents",
+            "decide_approval",
+            "execute_workflow",
+            "export_document",
+            "get_run",
+            "import_documents",
+            "launch_workflow",
+            "list_approvals",
+            "list_events",
+            "list_runs",
+            "list_steps",
+            "publish_document",
+            "resume_run",
+            "resume_suspended",
+            "retry_run",
+            "send_event",
+            "unpublish_document",
+        ),
+        "agentmesh_dagster.api",
+    ),
 }
 
 

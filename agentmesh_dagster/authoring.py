@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -18,7 +19,7 @@ from agentmesh_dagster.runtime.secrets import load_provider
 from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
 from agentmesh_dagster.specs.documents import Document, document_model
 from agentmesh_dagster.specs.fields import as_object
-from agentmesh_dagster.specs.loading import LoadedDocument, document_files, load_path
+from agentmesh_dagster.specs.loading import LoadedDocument, document_files, load_documents, load_path
 from agentmesh_dagster.specs.problems import Problem
 from agentmesh_dagster.specs.resolve import PinnedDocument, references_of, resolve_closure
 from agentmesh_dagster.validation import CheckedSource, validate_document, validate_raw
@@ -130,7 +131,22 @@ class Authoring:
         Raises:
             DefinitionError: A file cannot be read, or holds no document.
         """
-        checked, unread = self._check(paths, publish=False)
+        return self._report(*_read(paths))
+
+    def check_documents(self, documents: Sequence[Json], *, source: str = "documents") -> Report:
+        """As `check`, of documents that are no files.
+
+        Args:
+            documents: The documents, as files would give them.
+            source: What problems name as their place: its first document is `documents#1`.
+
+        Raises:
+            DefinitionError: One is not a JSON object.
+        """
+        return self._report(_plain(documents, source), [])
+
+    def _report(self, loaded: Sequence[LoadedDocument], unread: Sequence[CheckedDocument]) -> Report:
+        checked = self._check(loaded, publish=False)
         return Report(
             documents=(
                 *unread,
@@ -161,7 +177,40 @@ class Authoring:
             DocumentInvalid: Some document has errors; all errors of all documents are in it.
             StoreError: The store refused; nothing was stored.
         """
-        checked, unread = self._check(paths, publish=publish)
+        return self._import(*_read(paths), publish=publish, message=message)
+
+    def import_documents(
+        self,
+        documents: Sequence[Json],
+        *,
+        source: str = "documents",
+        publish: bool = False,
+        message: str = "",
+    ) -> tuple[Imported, ...]:
+        """As `import_paths`, of documents that are no files.
+
+        Args:
+            documents: The documents, as files would give them.
+            source: What problems name as their place.
+            publish: See `import_paths`.
+            message: See `import_paths`.
+
+        Raises:
+            DefinitionError: One is not a JSON object.
+            DocumentInvalid: See `import_paths`.
+            StoreError: See `import_paths`.
+        """
+        return self._import(_plain(documents, source), [], publish=publish, message=message)
+
+    def _import(
+        self,
+        loaded: Sequence[LoadedDocument],
+        unread: Sequence[CheckedDocument],
+        *,
+        publish: bool,
+        message: str,
+    ) -> tuple[Imported, ...]:
+        checked = self._check(loaded, publish=publish)
         errors = [{**p.to_json(), "source": d.source} for d in unread for p in d.problems]
         errors += [{**p.to_json(), "source": s} for s, found in checked for p in found.checked.errors]
         if errors:
@@ -319,21 +368,8 @@ class Authoring:
             key: self._publish_checked(*documents[key], library, message) for key in _callees_first(referred)
         }
 
-    def _check(
-        self, paths: Sequence[Path], *, publish: bool
-    ) -> tuple[list[tuple[str, CheckedSource]], list[CheckedDocument]]:
-        """The documents of files with what is wrong with each; and the files that hold none that can be read."""
-        loaded: list[LoadedDocument] = []
-        unread: list[CheckedDocument] = []
-        for file in [file for path in paths for file in document_files(path)]:
-            try:
-                loaded += load_path(file)
-            except DefinitionError as error:
-                if not file.exists():
-                    # A mistake on the command line, and not in a file.
-                    raise
-                problem = Problem(error.code, "", error.message, "Correct the file")
-                unread.append(CheckedDocument(source=str(file), kind=None, slug=None, problems=(problem,)))
+    def _check(self, loaded: Sequence[LoadedDocument], *, publish: bool) -> list[tuple[str, CheckedSource]]:
+        """The documents with what is wrong with each."""
         found = validate_raw(
             [document.data for document in loaded],
             node_configs=node_configs(),
@@ -343,7 +379,7 @@ class Authoring:
         )
         if not publish:
             found = self._with_reference_warnings(found)
-        return [(loaded[source.source].source, source) for source in found], unread
+        return [(loaded[source.source].source, source) for source in found]
 
     def _with_reference_warnings(self, found: list[CheckedSource]) -> list[CheckedSource]:
         from agentmesh_dagster.specs.resolve import DocumentLibrary, check_references
@@ -364,6 +400,43 @@ class Authoring:
             return replace(source, checked=replace(source.checked, document=kept, problems=problems))
 
         return [warned(source) for source in found]
+
+
+def _read(paths: Sequence[Path]) -> tuple[list[LoadedDocument], list[CheckedDocument]]:
+    """The documents of files and folders; and the files that hold none that can be read."""
+    loaded: list[LoadedDocument] = []
+    unread: list[CheckedDocument] = []
+    for file in [file for path in paths for file in document_files(path)]:
+        try:
+            loaded += load_path(file)
+        except DefinitionError as error:
+            if not file.exists():
+                # A mistake on the command line, and not in a file.
+                raise
+            problem = Problem(error.code, "", error.message, "Correct the file")
+            unread.append(CheckedDocument(source=str(file), kind=None, slug=None, problems=(problem,)))
+    return loaded, unread
+
+
+def _plain(documents: Sequence[Json], source: str) -> list[LoadedDocument]:
+    """Documents from Python, held to what a JSON file may contain.
+
+    Raises:
+        DefinitionError: One is not a JSON object (codes as of `load_documents`, and `document-not-json`).
+    """
+    loaded: list[LoadedDocument] = []
+    for number, document in enumerate(documents, 1):
+        place = f"{source}#{number}"
+        try:
+            text = json.dumps(document, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DefinitionError(
+                f"{place} is not JSON: {error}; documents consist of dicts with string keys, lists, strings, numbers, "
+                "booleans and None",
+                code="document-not-json",
+            ) from None
+        loaded += [LoadedDocument(place, data) for data in load_documents(text, source=f"{place}.json")]
+    return loaded
 
 
 def parse_stored(version: Version) -> Document:

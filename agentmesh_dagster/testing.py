@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Final
 
 import dagster as dg
-import yaml
 
 from agentmesh_dagster.authoring import Authoring
 from agentmesh_dagster.clock import SystemClock
@@ -101,10 +100,7 @@ def publish_documents(
         DocumentInvalid: Some document has errors.
     """
     raws = load_documents(documents, source="documents") if isinstance(documents, str) else list(documents)
-    with tempfile.TemporaryDirectory(prefix="agentmesh-") as folder:
-        path = Path(folder, "documents.yaml")
-        path.write_text(yaml.safe_dump_all(raws, sort_keys=False), encoding="utf-8")
-        imported = Authoring(store, project, actor="test").import_paths([path], publish=True)
+    imported = Authoring(store, project, actor="test").import_documents(raws, publish=True)
     return [document.publication for document in imported if document.publication is not None]
 
 

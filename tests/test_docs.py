@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,21 @@ def blocks(language: str) -> list[Any]:
     return found
 
 
+def python_blocks(page: Path) -> list[str]:
+    found = _FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [block.group(2) for block in found if block.group(1) == "python"]
+
+
+def _is_python(text: str) -> bool:
+    """Whether it reads as Python and does something: a lone word does too, and is more likely a command."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return False
+    doing = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.Call)
+    return any(isinstance(node, doing) for node in ast.walk(tree))
+
+
 def documents_of(folder: Path) -> list[Any]:
     return [
         d
@@ -47,9 +64,23 @@ def test_yaml_blocks_are_valid_documents(text: str):
         assert [str(problem) for problem in validate_document(document).errors] == []
 
 
-@pytest.mark.parametrize("text", blocks("python"))
-def test_python_blocks_run(text: str):
-    exec(compile(text, "example.py", "exec"), {"__name__": "example"})
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if python_blocks(page)], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One after the other, in an empty project of their own: later blocks of a page use what earlier ones made."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "example"}
+    for text in python_blocks(page):
+        exec(compile(text, f"{page.name}", "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_is_fenced(page: Path):
+    """What is only indented is shell: Python blocks stand in fences, and so are run."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    indented = re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", text, re.MULTILINE)
+    assert [block for block in indented if _is_python(textwrap.dedent(block))] == []
 
 
 @pytest.mark.parametrize("folder", [*PACKS, ROOT / "packs"], ids=lambda p: p.name)

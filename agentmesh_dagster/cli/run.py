@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +22,7 @@ from agentmesh_dagster.cli.context import (
     read_json_option,
 )
 from agentmesh_dagster.cli.run_view import load_shown, print_run, run_json, steps_table
-from agentmesh_dagster.errors import AgentMeshError, DefinitionError, RunRefused, StoreError
+from agentmesh_dagster.errors import AgentMeshError, StoreError
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from agentmesh_dagster.orchestration.host import AgentMesh
     from agentmesh_dagster.orchestration.local_run import LocalRun
-    from agentmesh_dagster.records import Claim, Publication, Run
+    from agentmesh_dagster.records import Publication, Run
     from agentmesh_dagster.store import Store
 
 
@@ -58,8 +57,10 @@ def run(
     canceled, or what runs at its end failed.
     """
     value = read_json_option(input_text, "--input")
-    publication = _published(cli, kind, slug)
-    value = _fitted_input(publication, value)
+    from agentmesh_dagster.orchestration.launch import fitted_input, published_workflow
+
+    publication = published_workflow(cli.store(), cli.project, kind, slug)
+    value = fitted_input(publication, value)
     report_result(
         cli, _run_here(cli, publication, value, _tags(tags), show=_shows_progress(as_json)), as_json=as_json
     )
@@ -67,10 +68,7 @@ def run(
 
 def report_result(cli: CliContext, result: LocalRun, *, as_json: bool) -> None:
     """Prints a run with its steps and what it waits for; exits with 1 when it failed or was canceled."""
-    run = result.run
-    if run is None:  # made sure of by `_started`
-        raise _NeverStarted(f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status}")
-    report_run(cli, run, as_json=as_json)
+    report_run(cli, result.started_run, as_json=as_json)
 
 
 def report_run(cli: CliContext, run: Run, *, as_json: bool) -> None:
@@ -83,49 +81,6 @@ def report_run(cli: CliContext, run: Run, *, as_json: bool) -> None:
     is_fine = run.status in (RunStatus.SUCCEEDED, RunStatus.WAITING) and shown.finalize_error is None
     if not is_fine:
         raise click.exceptions.Exit(1)
-
-
-class _NeverStarted(AgentMeshError):
-    category = "system"
-    default_code = "never-started"
-
-
-def _published(cli: CliContext, kind: str, slug: str) -> Publication:
-    if kind != "workflow":
-        raise DefinitionError(
-            f"a {kind} is not run by itself: put it into a workflow, and run that", code="not-runnable"
-        )
-    publication = cli.store().publications.live_one(cli.project, kind, slug)
-    if publication is not None:
-        return publication
-    definition = cli.store().catalog.get(cli.project, kind, slug)
-    if definition.archived_at is not None:
-        raise DefinitionError(f"the {kind} {slug!r} was deleted; import it again", code="deleted")
-    if not definition.is_active:
-        raise DefinitionError(
-            f"the {kind} {slug!r} is inactive: `agentmesh activate {kind} {slug}` lets it be launched",
-            code="inactive",
-        )
-    raise DefinitionError(
-        f"the {kind} {slug!r} is not published: `agentmesh publish {kind} {slug}` makes its newest version live",
-        code="not-published",
-    )
-
-
-def _fitted_input(publication: Publication, value: Json) -> Json:
-    """The input with the schema's defaults, losslessly coerced: Dagster's own check of it is stricter."""
-    from agentmesh_dagster.compiler.snapshot import construct_pinned
-    from agentmesh_dagster.specs.schema import fill_and_coerce, validate_value
-
-    schema = construct_pinned(publication).workflow.input_schema
-    fitted = fill_and_coerce(schema, value)
-    issues = validate_value(schema, fitted)
-    if issues:
-        lines = "\n".join(f"  {issue.path}: {issue.message}" for issue in issues)
-        raise DefinitionError(
-            f"--input does not fit the input_schema of {publication.slug!r}:\n{lines}", code="run-input"
-        )
-    return fitted
 
 
 @contextmanager
@@ -167,7 +122,7 @@ def _run_here(
     agentmesh = AgentMesh.of_project(cli.root)
     with open_dagster(cli) as instance, progress, _stdout_for_results():
         result = run_here(agentmesh, job, value, instance=instance, tags=all_tags)
-        return _with_end(cli, agentmesh, _started(result, instance), instance)
+        return _ended(agentmesh, cli, result, instance)
 
 
 def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
@@ -185,7 +140,7 @@ def retry_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
         agentmesh = AgentMesh.of_project(cli.root)
         with progress, _stdout_for_results():
             result = continue_here(agentmesh, job, run, instance=instance, by=actor())
-            return _with_end(cli, agentmesh, _started(result, instance), instance)
+            return _ended(agentmesh, cli, result, instance)
 
 
 def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *, as_json: bool) -> LocalRun:
@@ -203,6 +158,7 @@ def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *,
     os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
     from agentmesh_dagster.orchestration import continuation
     from agentmesh_dagster.orchestration.host import AgentMesh
+    from agentmesh_dagster.orchestration.launch import claimed
 
     store = cli.store()
     publication = store.publications.get(run.publication)
@@ -215,11 +171,11 @@ def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *,
             # When all else is ready: between the answer and the claim a daemon would take the run.
             answer()
             run = continuation.check_resumable(store, instance, run)
-        claim = _claimed(store, run, "resume")
+        claim = claimed(store, run, "resume")
         progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
         with progress, _stdout_for_results():
             result = continuation.resume_here(agentmesh, job, run, instance=instance, claim=claim, by=actor())
-            return _with_end(cli, agentmesh, _started(result, instance), instance)
+            return _ended(agentmesh, cli, result, instance)
 
 
 def start_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
@@ -231,17 +187,18 @@ def start_here(cli: CliContext, run: Run, *, as_json: bool) -> LocalRun:
     os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
     from agentmesh_dagster.orchestration import continuation
     from agentmesh_dagster.orchestration.host import AgentMesh
+    from agentmesh_dagster.orchestration.launch import claimed
 
     store = cli.store()
     publication = store.publications.get(run.publication)
     with open_dagster(cli) as instance:
         job = continuation.pinned_job(cli.root, publication)
         agentmesh = AgentMesh.of_project(cli.root)
-        claim = _claimed(store, run, "start")
+        claim = claimed(store, run, "start")
         progress = _Progress(store, publication, run_id=run.id, enabled=_shows_progress(as_json))
         with progress, _stdout_for_results():
             result = continuation.start_here(agentmesh, job, run, instance=instance, claim=claim, by=actor())
-            return _with_end(cli, agentmesh, _started(result, instance), instance)
+            return _ended(agentmesh, cli, result, instance)
 
 
 def finalize_here(cli: CliContext, run: Run) -> bool:
@@ -255,35 +212,13 @@ def finalize_here(cli: CliContext, run: Run) -> bool:
         return continuation.finalize_here(agentmesh, cli.root, run, instance=instance, by=actor())
 
 
-def _claimed(store: Store, run: Run, reason: str) -> Claim:
-    claim = store.claims.claim(run.id, reason=reason)
-    if claim is None:
-        raise RunRefused(
-            f"somebody else continues run {run.id!r} already; `agentmesh runs show {run.id[:8]}` shows how it stands. "
-            "A claim whose run never begins is given back after a minute",
-            code="run-claimed",
-        )
-    return claim
+def _ended(agentmesh: AgentMesh, cli: CliContext, result: LocalRun, instance: dg.DagsterInstance) -> LocalRun:
+    from agentmesh_dagster.orchestration.launch import with_end
 
-
-def _with_end(
-    cli: CliContext, agentmesh: AgentMesh, result: LocalRun, instance: dg.DagsterInstance
-) -> LocalRun:
-    """Does here what the end of a run asks for: its children are canceled with it, `on_failure` and `finally` run."""
-    from agentmesh_dagster.orchestration.cancellation import cancel_children
-    from agentmesh_dagster.orchestration.continuation import finalize_here
-
-    run = result.run
-    if run is None or not run.status.is_final:
-        return result
-    if run.status is RunStatus.CANCELED:
-        cancel_children(agentmesh.store(), instance, run, by=actor())
-    try:
-        finalize_here(agentmesh, cli.root, run, instance=instance, by=actor())
-    except AgentMeshError as error:
-        # The run has ended, and that is what was asked for; a daemon may have been faster, or comes later.
-        click.echo(f"note: {error.message}", err=True)
-    return replace(result, run=agentmesh.store().runs.get(run.id))
+    ended = with_end(agentmesh, cli.root, result, instance=instance, by=actor())
+    if ended.note:
+        click.echo(f"note: {ended.note}", err=True)
+    return ended
 
 
 def open_dagster(cli: CliContext) -> dg.DagsterInstance:
@@ -311,25 +246,6 @@ class _DagsterUnusable(AgentMeshError):
     category = "system"
     domain = "orchestration"
     default_code = "dagster-instance"
-
-
-def _started(result: LocalRun, instance: dg.DagsterInstance) -> LocalRun:
-    """The result, where the Dagster run came as far as its run.
-
-    Raises:
-        AgentMeshError: It ended before (code `never-started`).
-    """
-    if result.run is None:
-        from agentmesh_dagster.orchestration.continuation import first_failure
-
-        reason = (
-            first_failure(instance, result.dagster_run_id) or "see its log in the Dagster UI (agentmesh dev)"
-        )
-        raise _NeverStarted(
-            f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status} before its first step: {reason}",
-            context={"dagster_run_id": result.dagster_run_id},
-        )
-    return result
 
 
 def _shows_progress(as_json: bool) -> bool:

@@ -68,7 +68,9 @@ def finalizing_job(root: Path) -> ReconstructableJob:
         file = code_location_file(root)
         if file is None:
             job = dg.build_reconstructable_job(
-                "agentmesh_dagster.orchestration.finalize_job", "job_of_project"
+                "agentmesh_dagster.orchestration.finalize_job",
+                "job_of_project",
+                reconstructable_kwargs={"root": str(root)},
             )
         else:
             job = reconstructable_from_file(file, FINALIZE_JOB)

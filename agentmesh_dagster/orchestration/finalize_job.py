@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: Dagster looks at the annotation of `context` itself, and refuses a text.
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import dagster as dg
@@ -53,9 +54,9 @@ def build_finalize_job(agentmesh: AgentMesh) -> dg.JobDefinition:
     )
 
 
-def job_of_project() -> dg.JobDefinition:
+def job_of_project(root: str) -> dg.JobDefinition:
     """The job, in a folder without a code location."""
-    return build_finalize_job(AgentMesh.of_project())
+    return build_finalize_job(AgentMesh.of_project(Path(root)))
 
 
 def _finalize(host: Host, context: dg.OpExecutionContext) -> Run:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
-from agentmesh_dagster.errors import DefinitionError
+from agentmesh_dagster.errors import AgentMeshError, DefinitionError
 from agentmesh_dagster.orchestration.code_location import build_published_job, named_executors
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.reconcile import find_run, reconcile_run
@@ -33,6 +33,26 @@ class LocalRun:
     dagster_status: str
     run: Run | None
     """None where the run ended before its first step, as when a resource could not be made."""
+    note: str = ""
+    """Why its `finally` is left to a daemon, where it is."""
+
+    @property
+    def started_run(self) -> Run:
+        """The run.
+
+        Raises:
+            NeverStarted: The Dagster run ended before its first step.
+        """
+        if self.run is None:
+            raise NeverStarted(f"the Dagster run {self.dagster_run_id} ended as {self.dagster_status}")
+        return self.run
+
+
+class NeverStarted(AgentMeshError):
+    """A Dagster run ended before its first step."""
+
+    category = "system"
+    default_code = "never-started"
 
 
 def reconstructable_job(root: Path, publication_id: int, slug: str) -> ReconstructableJob:
@@ -48,13 +68,13 @@ def reconstructable_job(root: Path, publication_id: int, slug: str) -> Reconstru
     return dg.build_reconstructable_job(
         "agentmesh_dagster.orchestration.local_run",
         "job_of_publication",
-        reconstructable_kwargs={"publication_id": publication_id},
+        reconstructable_kwargs={"publication_id": publication_id, "root": str(root)},
     )
 
 
-def job_of_publication(publication_id: int) -> dg.JobDefinition:
+def job_of_publication(publication_id: int, root: str) -> dg.JobDefinition:
     """The job of a publication, in a folder without a code location."""
-    agentmesh = AgentMesh.of_project()
+    agentmesh = AgentMesh.of_project(Path(root))
     publication = agentmesh.store().publications.get(publication_id)
     return build_published_job(publication, resource=agentmesh.resource(), executors=named_executors())
 
