@@ -12,6 +12,7 @@ import pytest
 from dagster_server import DevServer, Project, wait_until
 from fake_provider import FakeProvider
 
+from agentmesh_dagster import AgentMesh, AgentMeshError, get_run, launch_workflow
 from agentmesh_dagster.records import RunStatus, StepStatus
 
 FUNCTIONS = '''\
@@ -267,3 +268,17 @@ def test_dev_says_that_its_port_is_taken(server: DevServer):
     assert done.returncode == 2
     assert f"port {server.port}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_program_launches_through_the_webserver(server: DevServer):
+    agentmesh = AgentMesh(database_url=server.project.database_url)
+
+    run_id = launch_workflow(agentmesh, "hello", {"name": "Ada"}, by="anna", webserver=server.url)
+
+    assert server.wait_for_end(run_id) == "SUCCESS"
+    stored = get_run(agentmesh, run_id)
+    assert (stored.id, stored.output["greeting"]) == (run_id, "Say hello to Ada.")
+    assert (stored.source.value, stored.triggered_by) == ("api", "anna")
+    with pytest.raises(AgentMeshError, match="name") as refused:
+        launch_workflow(agentmesh, "hello", by="anna", webserver=server.url)
+    assert refused.value.code == "run-input"

@@ -23,7 +23,9 @@ def _socket_folder() -> Path | None:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as found:
-                address = found.getsockname() if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else ""
+                address = (
+                    found.getsockname() if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else ""
+                )
         except OSError:
             continue
         if isinstance(address, str) and Path(address).parent.name.startswith("pymp-"):

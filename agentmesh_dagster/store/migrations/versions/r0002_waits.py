@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
@@ -194,5 +196,5 @@ def _create_inbox() -> None:
     _partial_index("ix_inbox_project_name_key", "inbox", ["project", "name", "key"], "is_kept")
 
 
-def _json() -> sa.types.TypeEngine[object]:
+def _json() -> sa.types.TypeEngine[Any]:
     return sa.Text().with_variant(JSONB(none_as_null=True), "postgresql")

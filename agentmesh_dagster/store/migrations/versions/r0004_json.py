@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -60,7 +61,7 @@ def _change_types(connection: sa.Connection) -> None:
 
 def _restore(connection: sa.Connection, name: str, keys: Sequence[str]) -> None:
     """Puts back the text of the values that `jsonb` had changed."""
-    table = sa.table(name, *(sa.column(key) for key in keys), sa.column("exact", sa.Text()))
+    table = sa.table(name, *(_column(key) for key in keys), sa.column("exact", sa.Text()))
     query = sa.select(table).where(table.c.exact.is_not(None))
     rows = connection.execute(query, execution_options={"stream_results": True})
     for part in rows.mappings().partitions(_ROWS_AT_ONCE):
@@ -68,10 +69,14 @@ def _restore(connection: sa.Connection, name: str, keys: Sequence[str]) -> None:
             # In Python: PostgreSQL's own functions refuse NUL characters.
             values = {column: _text(value) for column, value in json.loads(row["exact"]).items()}
             connection.execute(
-                sa.update(sa.table(name, *(sa.column(key) for key in keys), *map(sa.column, values)))
-                .where(*(sa.column(key) == row[key] for key in keys))
+                sa.update(sa.table(name, *map(_column, [*keys, *values])))
+                .where(*(_column(key) == row[key] for key in keys))
                 .values({column: sa.cast(sa.literal(text), _PlainJson()) for column, text in values.items()})
             )
+
+
+def _column(name: str) -> sa.ColumnClause[Any]:
+    return sa.column(name)
 
 
 class _PlainJson(sa.types.UserDefinedType[str]):
