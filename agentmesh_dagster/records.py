@@ -174,6 +174,7 @@ class Run:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     duration_ms: int | None = None
+    """Of a run that has ended: how long Dagster runs worked on it. Time in which it waited does not count."""
     suspended_at: datetime | None = None
     suspended_steps: tuple[str, ...] = ()
     resumed_at: datetime | None = None
@@ -213,7 +214,7 @@ class Step:
     attempt: int = 1
     status: StepStatus = StepStatus.PENDING
     input: Json = None
-    """What was asked, rendered."""
+    """What was asked, rendered; of a node that only computes what it read, by dotted name, bounded."""
     output: Json = None
     error: Json = None
     fingerprint: str = ""
@@ -230,6 +231,7 @@ class Step:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     duration_ms: int | None = None
+    """How long it worked. Time in which the run waited does not count."""
     dagster_run_id: str = ""
 
     @property

@@ -6,7 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentmesh_dagster.constants import DEFAULT_PROJECT, ENV_DATABASE_URL, ENV_PROJECT
+from agentmesh_dagster.constants import (
+    DEFAULT_PROJECT,
+    ENV_CAPTURE_CONTENT,
+    ENV_DATABASE_URL,
+    ENV_PROJECT,
+)
+from agentmesh_dagster.errors import DefinitionError
 
 STATE_FOLDER = ".agentmesh"
 WORKSPACE_FILE = "workspace.yaml"
@@ -33,3 +39,17 @@ def database_url(root: Path, environ: Mapping[str, str] = os.environ) -> str:
 def project_slug(environ: Mapping[str, str] = os.environ) -> str:
     """`$AGENTMESH_PROJECT`, or `default`."""
     return environ.get(ENV_PROJECT) or DEFAULT_PROJECT
+
+
+def captures_content(environ: Mapping[str, str] = os.environ) -> bool:
+    """False where `$AGENTMESH_CAPTURE_CONTENT` is `false`.
+
+    Raises:
+        DefinitionError: It is neither `true` nor `false` (code `bad-environment`).
+    """
+    stated = environ.get(ENV_CAPTURE_CONTENT) or "true"
+    if stated.lower() not in ("true", "false"):
+        raise DefinitionError(
+            f"{ENV_CAPTURE_CONTENT} is {stated!r}: write 'true' or 'false'", code="bad-environment"
+        )
+    return stated.lower() == "true"

@@ -60,7 +60,9 @@ def test_a_run_and_all_that_shows_it(folder: Path):
         "suspended", "steps",
     }  # fmt: skip
     assert set(ran["steps"][0]) == {
-        "key", "node_type", "kind", "status", "input", "output", "error", "attempt", "replayed",
+        "id", "key", "node_id", "node_name", "node_type", "kind", "entity_kind", "entity_slug", "parent_key",
+        "predecessor_keys", "iteration_index", "status", "input", "output", "error", "attempt", "replayed",
+        "routing_decision", "model_used", "child_run_id", "dagster_run_id", "approvals", "queued_at",
         "started_at", "finished_at", "duration_ms", "tokens", "cost_usd",
     }  # fmt: skip
     assert [step["key"] for step in ran["steps"]] == ["start", "ask", "ask/llm/1", "end"]

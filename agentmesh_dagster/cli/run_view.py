@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import click
 
 from agentmesh_dagster.cli.context import cell, print_table
+from agentmesh_dagster.cli.step_view import Decided, entities, print_details, step_json
 from agentmesh_dagster.cli.wait_view import open_wait_json, print_open_waits, suspended_json
 from agentmesh_dagster.records import Json, Run, RunStatus, Step, StepStatus, Wait, WaitStatus
 
@@ -37,12 +39,19 @@ class Shown:
     steps: tuple[Step, ...]
     waits: tuple[Wait, ...] = ()
     """The open ones, the oldest first."""
+    approvals: Mapping[str, Sequence[Decided]] = field(default_factory=dict[str, Sequence[Decided]])
+    """By step key: what people were or are asked, with their votes."""
     children: tuple[Run, ...] = ()
     """The runs that it has started."""
     finalizing: tuple[str, ...] = ()
     """Those of its Dagster runs that finalized it."""
     finalize_error: Json = None
     """Why `on_failure` or `finally` failed after its last end."""
+
+    @cached_property
+    def entities(self) -> dict[str, tuple[str, str]]:
+        """See `step_view.entities`."""
+        return entities(self.steps)
 
     @property
     def finalized(self) -> bool | None:
@@ -66,10 +75,17 @@ def load_shown(store: Store, run: Run) -> Shown:
         for event in events
         if event.type == "run.finalize_failed" and event.payload["ending"] == run.endings
     ]
+    waits = store.waits.list(run.project, run_id=run.id, limit=None)
+    votes = store.waits.votes_of_run(run.id) if waits else {}
+    approvals: dict[str, list[Decided]] = {}
+    for wait in waits:
+        if wait.kind.is_approval:
+            approvals.setdefault(wait.step_key, []).append((wait, tuple(votes.get(wait.id, ()))))
     return Shown(
         run=run,
         steps=tuple(store.runs.steps(run.id)),
-        waits=tuple(store.waits.list(run.project, run_id=run.id, statuses=[WaitStatus.OPEN], limit=None)),
+        waits=tuple(wait for wait in waits if wait.status is WaitStatus.OPEN),
+        approvals=approvals,
         children=tuple(store.runs.children(run.id)),
         finalizing=tuple(
             event.payload["dagster_run_id"] for event in events if event.type == "run.finalizing"
@@ -86,24 +102,14 @@ def _finalize_error(payload: Json) -> Json:
     return payload.get("error") or given_up
 
 
-def step_json(step: Step, shown: Shown) -> dict[str, Json]:
-    """A step as `agentmesh run --json` prints it."""
-    return {
-        "key": step.key,
-        "node_type": step.node_type,
-        "kind": step.kind,
-        "status": step.status.value,
-        "input": step.input,
-        "output": step.output,
-        "error": step.error,
-        "attempt": step.attempt,
-        "replayed": shown.is_replayed(step),
-        "started_at": _time(step.started_at),
-        "finished_at": _time(step.finished_at),
-        "duration_ms": step.duration_ms,
-        "tokens": {"input": step.input_tokens, "output": step.output_tokens},
-        "cost_usd": step.cost_usd,
-    }
+def shown_json(step: Step, shown: Shown) -> dict[str, Json]:
+    """A step of a run as `agentmesh run --json` prints it."""
+    return step_json(
+        step,
+        replayed=shown.is_replayed(step),
+        entity=shown.entities.get(step.key),
+        approvals=shown.approvals.get(step.key, ()),
+    )
 
 
 def run_json(shown: Shown) -> dict[str, Json]:
@@ -119,7 +125,7 @@ def run_json(shown: Shown) -> dict[str, Json]:
         "finalize_error": shown.finalize_error,
         "approvals": [open_wait_json(wait) for wait in shown.waits],
         "suspended": suspended_json(shown.waits),
-        "steps": [step_json(step, shown) for step in in_order(shown.steps)],
+        "steps": [shown_json(step, shown) for step in in_order(shown.steps)],
     }
 
 
@@ -256,40 +262,72 @@ def _print_finalizing(shown: Shown) -> None:
         click.echo(f"{which} is due: `agentmesh runs resume {run.id[:8]}`, or a daemon, runs it")
 
 
-def print_trace(steps: Iterable[Step]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Details:
+    """What stands below the line of a step."""
+
+    shown: Shown | None = None
+    """The run, for what people decided; None leaves that out."""
+    with_input: bool = False
+    with_output: bool = False
+
+
+def print_trace(steps: Iterable[Step], details: Details | None = None) -> None:
     """The steps as a tree, with what each took and what went wrong."""
     branches = step_tree(steps)
     if not branches:
         click.echo("no steps yet", err=True)
     for index, branch in enumerate(branches):
-        _print_branch(branch, "", is_last=index == len(branches) - 1)
+        _print_branch(branch, "", details or Details(), is_last=index == len(branches) - 1)
 
 
-def _print_branch(branch: Branch, before: str, *, is_last: bool) -> None:
+def _print_branch(branch: Branch, before: str, details: Details, *, is_last: bool) -> None:
     step = branch.step
     key, kind, status, time, tokens = _cells(branch)
-    facts = [kind, time, "" if tokens == "-" else f"{tokens} tokens"]
+    shown = details.shown
+    entity = None if shown is None else shown.entities.get(step.key)
+    facts = [
+        step.node_name if shown is not None and step.kind == "node" else "",
+        kind if entity is None else " ".join(dict.fromkeys((kind, entity[1]))),
+        time,
+        "" if tokens == "-" else f"{tokens} tokens",
+    ]
     if step.cost_usd:
         facts.append(f"{step.cost_usd:.6f} USD")
     if step.attempt > 1:
         facts.append(f"attempt {step.attempt}")
-    shown = click.style(status, fg=_COLORS.get(status))
+    if shown is not None and step.child_run_id is not None:
+        facts.append(f"run {step.child_run_id}")
+    if shown is not None and step.routing_decision and step.routing_decision["handles"]:
+        facts.append(f"to {', '.join(step.routing_decision['handles'])}")
+    standing = click.style(status, fg=_COLORS.get(status))
     joint = "└─ " if is_last else "├─ "
     click.echo(
-        f"{before}{joint}{key.strip()}  {shown}  {', '.join(fact for fact in facts if fact not in ('', '-'))}"
+        f"{before}{joint}{key.strip()}  {standing}  {', '.join(fact for fact in facts if fact not in ('', '-'))}"
     )
     inner = before + ("   " if is_last else "│  ")
+    below = f"{inner}{'│  ' if branch.below else '   '}"
     if step.error is not None:
         lines = f"{step.error.get('code', 'error')}: {step.error.get('message', '')}".splitlines()
         for line in lines:
-            click.secho(f"{inner}{'│  ' if branch.below else '   '}{line}", fg="red")
+            click.secho(f"{below}{line}", fg="red")
+    print_details(
+        step,
+        below,
+        approvals=() if shown is None else shown.approvals.get(step.key, ()),
+        with_input=details.with_input,
+        with_output=details.with_output,
+    )
     for index, child in enumerate(branch.below):
-        _print_branch(child, inner, is_last=index == len(branch.below) - 1)
+        _print_branch(child, inner, details, is_last=index == len(branch.below) - 1)
 
 
 def trace_json(branch: Branch, shown: Shown) -> dict[str, Json]:
     """A step with what is below it, as `agentmesh runs trace --json` prints it."""
-    return {**step_json(branch.step, shown), "children": [trace_json(child, shown) for child in branch.below]}
+    return {
+        **shown_json(branch.step, shown),
+        "children": [trace_json(child, shown) for child in branch.below],
+    }
 
 
 def run_facts(run: Run) -> dict[str, Json]:
@@ -336,9 +374,3 @@ def _key_below(key: str, parent: str | None) -> str:
         return key
     is_inside = key[len(parent) :].startswith("/")
     return key[len(parent) + 1 :] if is_inside else key[parent.rfind("/") + 1 :]
-
-
-def _time(moment: object) -> str | None:
-    from datetime import datetime
-
-    return moment.isoformat() if isinstance(moment, datetime) else None

@@ -24,11 +24,14 @@ from agentmesh_dagster.cli.context import (
 )
 from agentmesh_dagster.cli.run import open_dagster, report_result, retry_here
 from agentmesh_dagster.cli.run_view import (
+    Details,
+    in_order,
     load_shown,
     print_run,
     print_trace,
     run_facts,
     run_json,
+    shown_json,
     step_tree,
     trace_json,
 )
@@ -165,6 +168,36 @@ def trace(cli: CliContext, run_id: str, as_json: bool) -> None:
         return
     click.echo(f"run {run.id} ({run.slug} version {run.version}) {run.status.value}")
     print_trace(shown.steps)
+
+
+@runs.command(epilog=example("agentmesh runs steps 3f2a9c51 --step classify --input --output"))
+@_run_argument
+@click.option("--step", metavar="KEY", help="This step and those inside it.")
+@click.option("--input", "with_input", is_flag=True, help="With what each step was asked.")
+@click.option("--output", "with_output", is_flag=True, help="With what each step came to.")
+@json_option
+@pass_cli
+def steps(
+    cli: CliContext, run_id: str, step: str | None, with_input: bool, with_output: bool, as_json: bool
+) -> None:
+    """Show the steps of a run with all that is known of them.
+
+    Their names, the agent or tool that each one used, the handles that it chose, and who decided what. With --json
+    always with input and output.
+    """
+    run = find_run(cli, run_id)
+    shown = load_shown(cli.store(), run)
+    wanted = [each for each in in_order(shown.steps) if step is None or _is_under(each.key, step)]
+    if step is not None and not wanted:
+        raise NotFound(f"run {run.id!r} has no step {step!r}", code="no-step")
+    if as_json:
+        print_json([shown_json(each, shown) for each in wanted])
+        return
+    print_trace(wanted, Details(shown=shown, with_input=with_input, with_output=with_output))
+
+
+def _is_under(key: str, wanted: str) -> bool:
+    return key == wanted or (key.startswith(wanted) and key[len(wanted)] in "/[#")
 
 
 @runs.command(epilog=example("agentmesh runs events 3f2a9c51 --follow --type 'step.*'"))

@@ -107,7 +107,8 @@ def build_item_op(place: Place, node: NodeSpec) -> dg.OpDefinition:
 
         outcome = host.work(context, place.pinned, body)
         is_waiting = outcome.state is NodeState.UNDECIDED
-        shown = waiting_metadata(outcome.waits) if is_waiting else output_metadata(outcome)
+        shows = host.captures_content
+        shown = waiting_metadata(outcome.waits, shows) if is_waiting else output_metadata(outcome, shows)
         # An item that waits yields it too: what collects the items reads the journal.
         yield dg.Output(None, DONE, metadata={"item": item, **shown})
 
@@ -139,7 +140,7 @@ def build_end_op(place: Place, node: NodeSpec, ports: tuple[Port, ...], *, colle
         host: Host = context.resources.agentmesh
         outcome = host.work(context, place.pinned, body)
         if outcome.state is not NodeState.UNDECIDED:
-            yield from live_outputs(outcome, ports)
+            yield from live_outputs(outcome, ports, host.captures_content)
 
     return dg.OpDefinition(
         compute_fn=compute,

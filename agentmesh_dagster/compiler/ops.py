@@ -44,6 +44,11 @@ T = TypeVar("T")
 class Host(Protocol):
     """What an op needs of its process; the resource `agentmesh` is one."""
 
+    @property
+    def captures_content(self) -> bool:
+        """Whether Dagster's metadata may show inputs, outputs and questions."""
+        ...
+
     def work(
         self,
         context: dg.OpExecutionContext,
@@ -96,9 +101,11 @@ def build_node_op(
         outcome = host.work(context, place.pinned, body)
         if outcome.state is NodeState.UNDECIDED:
             if outcome.waits and shows_waiting:
-                yield dg.Output(None, WAITING, metadata=waiting_metadata(outcome.waits))
+                yield dg.Output(
+                    None, WAITING, metadata=waiting_metadata(outcome.waits, host.captures_content)
+                )
             return
-        yield from live_outputs(outcome, ports)
+        yield from live_outputs(outcome, ports, host.captures_content)
 
     closure = place.pinned.closure
     node_type = node_type_of(node, place.node_types)
@@ -124,9 +131,11 @@ def construct_outs(ports: tuple[Port, ...]) -> dict[str, dg.Out]:
     return {p.name: dg.Out(dg.Nothing, is_required=False, description=p.description) for p in ports}
 
 
-def live_outputs(outcome: NodeOutcome, ports: tuple[Port, ...]) -> Iterator[dg.Output[None]]:
+def live_outputs(
+    outcome: NodeOutcome, ports: tuple[Port, ...], shows_content: bool
+) -> Iterator[dg.Output[None]]:
     """What the op of a decided node yields."""
-    metadata = output_metadata(outcome)
+    metadata = output_metadata(outcome, shows_content)
     for port in ports:
         if outcome.row is not None and port.is_live(outcome.live_edges):
             yield dg.Output(None, port.name, metadata=metadata)
@@ -175,8 +184,12 @@ def _ending_op(
             raise dg.Failure(
                 description=end.error["message"], metadata={"code": end.error["code"]}, allow_retries=False
             )
-        shown = {"waits at": listed(end.waits_at)} if end.waits_at else {"output": preview(end.output)}
-        yield dg.Output(None, DONE, metadata={"status": end.status.value, **shown})
+        shown: dict[str, Any] = {"status": end.status.value}
+        if end.waits_at:
+            shown["waits at"] = listed(end.waits_at)
+        elif host.captures_content:
+            shown["output"] = preview(end.output)
+        yield dg.Output(None, DONE, metadata=shown)
 
     return dg.OpDefinition(
         compute_fn=compute,

@@ -28,17 +28,22 @@ SHOWN_WAITS = 20
 """Of how many waits a node shows all; a container may wait for thousands of people."""
 
 
-def waiting_metadata(waits: Sequence[Wait]) -> dict[str, Any]:
-    """What a person sees of a node that waits: the question, how to decide, and until when."""
+def waiting_metadata(waits: Sequence[Wait], shows_content: bool) -> dict[str, Any]:
+    """What a person sees of a node that waits: the question, how to decide, and until when.
+
+    Without content, people see the question where they decide.
+    """
     metadata: dict[str, Any] = {}
     if len(waits) > SHOWN_WAITS:
         metadata["waits"] = f"{len(waits)}, of which the first {SHOWN_WAITS} are shown"
     for number, wait in enumerate(waits[:SHOWN_WAITS], 1):
         before = f"{number}. " if len(waits) > 1 else ""
         facts: dict[str, Any] = {
-            "waits for": (wait.title or wait.kind.value)[:SHORT_CHARS],
-            "question": dg.MetadataValue.md(wait.body[:PREVIEW_CHARS]) if wait.body else None,
-            "data": None if wait.data is None else preview(wait.data),
+            "waits for": ((wait.title if shows_content else "") or wait.kind.value)[:SHORT_CHARS],
+            "question": dg.MetadataValue.md(wait.body[:PREVIEW_CHARS])
+            if shows_content and wait.body
+            else None,
+            "data": preview(wait.data) if shows_content and wait.data is not None else None,
             "who may decide": ", ".join(wait.assignees) if wait.kind.is_approval and wait.assignees else None,
             "how to decide": dg.MetadataValue.md("\n".join(f"- {line}" for line in how_to_decide(wait))),
             "deadline": None if wait.deadline_at is None else wait.deadline_at.isoformat(timespec="seconds"),
@@ -118,12 +123,16 @@ def _models(closure: Closure, config: AgentConfig) -> tuple[str, ...]:
     return closure.agents[config.agent.split("@")[0]].document.models
 
 
-def output_metadata(outcome: NodeOutcome) -> Mapping[str, Any]:
-    """What a person sees of a node's output on the run page."""
+def output_metadata(outcome: NodeOutcome, shows_content: bool) -> Mapping[str, Any]:
+    """What a person sees of a node's input and output on the run page."""
     row = outcome.row
     if row is None:
         return {}
-    metadata: dict[str, Any] = {"status": row.status.value, "output": preview(shown_output(row))}
+    metadata: dict[str, Any] = {"status": row.status.value}
+    if shows_content:
+        if row.input is not None:
+            metadata["input"] = preview(row.input)
+        metadata["output"] = preview(shown_output(row))
     if row.error is not None:
         metadata["error"] = row.error["message"][:PREVIEW_CHARS]
     if row.routing_decision and row.routing_decision["handles"]:

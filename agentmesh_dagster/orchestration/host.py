@@ -28,7 +28,7 @@ from agentmesh_dagster.runtime.nested import settle_failed
 from agentmesh_dagster.runtime.nodes.base import Say
 from agentmesh_dagster.runtime.opening import Launch, open_session
 from agentmesh_dagster.runtime.session import Pinned, RunSession
-from agentmesh_dagster.settings import database_url, project_root, project_slug
+from agentmesh_dagster.settings import captures_content, database_url, project_root, project_slug
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
@@ -66,6 +66,9 @@ class AgentMesh:
     """How long a run's lease lasts unrenewed; a killed worker's run is found out after that."""
     notify: tuple[Json, ...] = field(default=(), hash=False)
     """Who is told of every gate: notifiers' configs, such as `{"type": "log"}`; see `specs.notify`."""
+    capture_content: bool = True
+    """Whether events carry prompts, answers, arguments and results, and Dagster's metadata inputs and outputs. The
+    environment variable `AGENTMESH_CAPTURE_CONTENT=false` turns it off too."""
 
     @staticmethod
     def of_project(
@@ -74,6 +77,7 @@ class AgentMesh:
         function_modules: tuple[str, ...] = (),
         lease_s: float = 60.0,
         notify: tuple[Json, ...] = (),
+        capture_content: bool = True,
     ) -> AgentMesh:
         """The one that the environment and the project's folder name.
 
@@ -82,6 +86,7 @@ class AgentMesh:
             function_modules: See the field.
             lease_s: See the field.
             notify: See the field.
+            capture_content: See the field.
         """
         root = project_root(start)
         return AgentMesh(
@@ -91,6 +96,7 @@ class AgentMesh:
             root=root,
             lease_s=lease_s,
             notify=notify,
+            capture_content=capture_content,
         )
 
     def store(self) -> Store:
@@ -149,6 +155,7 @@ class Host:
     def __init__(self, agentmesh: AgentMesh) -> None:
         self.agentmesh = agentmesh
         self.environment = build_environment(agentmesh)
+        self.captures_content = self.environment.captures_content
         self._sessions: dict[str, asyncio.Task[RunSession]] = {}
         self._log_thread = ThreadPoolExecutor(1, thread_name_prefix="agentmesh-log")
 
@@ -304,6 +311,7 @@ def build_environment(agentmesh: AgentMesh) -> Environment:
         clock=SystemClock(),
         notify=project_notifiers(agentmesh.notify, notifier_configs()),
         lease_s=agentmesh.lease_s,
+        captures_content=agentmesh.capture_content and captures_content(),
     )
 
 

@@ -37,3 +37,5 @@ class Environment:
     """The project's notifiers: told of every gate, besides those of its node."""
     lease_s: float = 60.0
     """How long a run's lease lasts without being renewed; it is renewed at a third of it."""
+    captures_content: bool = True
+    """Whether events carry prompts, answers, arguments and results, and Dagster's metadata inputs and outputs."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentmesh_dagster.errors import NodeError, ReplayError, RunRefused, StoreError
 from agentmesh_dagster.faults import fault_point
 from agentmesh_dagster.records import Entry, Event, Json, Step, StepStatus, WaitStatus
+from agentmesh_dagster.runtime.excerpts import answered, asked
 from agentmesh_dagster.runtime.unknown import settle_cut_off
 from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.closure import content_hash
@@ -39,7 +40,9 @@ class StepAsk:
     parent_key: str | None = None
     predecessor_keys: tuple[str, ...] = ()
     request: Json
-    """The rendered input; the row keeps it redacted."""
+    """The rendered input, which the fingerprint covers; the row keeps it redacted."""
+    shown: Json = None
+    """What the row keeps as the input instead, where the request is the answer already: what the step read."""
     definition_hash: str
     idempotent: bool
     """Whether it may run again after it was cut off."""
@@ -182,6 +185,8 @@ async def journalled_step(
     waiting: list[Event] = []
     if ask.has_events and ask.kind not in _PARTS and not waits_on and not (ask.is_begun and goes_on):
         payload: dict[str, Json] = {"attempt": progress.attempt, "node_type": ask.node_type}
+        if ask.kind in _EVENTS and session.environment.captures_content:
+            payload |= asked(ask.kind, shared["input"])
         waiting.append(session.event(started, ask.key, payload))
     announcement: Entry | None = None
     if ask.announce and settled is None and not waits_on:
@@ -209,10 +214,18 @@ async def journalled_step(
     async def write(entry: Entry) -> None:
         await (session.record(entry) if buffer is None else buffer.write_with(entry))
 
+    def worked_s() -> float:
+        """How long this Dagster run has worked on it."""
+        if not ask.is_begun or known is None:
+            return clock.monotonic_s() - began
+        # Another op has begun it, maybe in another process: there is nothing but the clock on the wall.
+        return (clock.now() - max(started_at, session.run.resumed_at or started_at)).total_seconds()
+
+    # What has waited worked before, in earlier Dagster runs; the time between them is not working time.
+    before_ms = progress.worked_ms
+
     def ended(status: StepStatus, answer: StepAnswer) -> Step:
         finished_at = clock.now()
-        # Of what has waited meanwhile: no process was there to measure it.
-        passed_s = (finished_at - started_at).total_seconds() if goes_on else clock.monotonic_s() - began
         return Step(
             **shared,
             attempt=progress.attempt,
@@ -226,7 +239,7 @@ async def journalled_step(
             output_tokens=answer.output_tokens,
             cost_usd=answer.cost_usd,
             finished_at=finished_at,
-            duration_ms=round(passed_s * 1000),
+            duration_ms=before_ms + max(0, round(worked_s() * 1000)),
         )
 
     try:
@@ -243,7 +256,8 @@ async def journalled_step(
         else:
             answer = await _unwaiting(ask, call(progress))
     except Suspended as suspended:
-        stretch_ms = round((clock.monotonic_s() - progress.began_s) * 1000)
+        stretch_s = worked_s() if ask.is_begun else clock.monotonic_s() - progress.began_s
+        stretch_ms = max(0, round(stretch_s * 1000))
         row = Step(
             **shared,
             attempt=progress.attempt,
@@ -293,7 +307,10 @@ async def journalled_step(
     row = ended(answer.status, answer)
     last = {StepStatus.SUCCEEDED: completed, StepStatus.SKIPPED: "step.skipped"}.get(row.status, failed)
     if ask.has_events:
-        waiting.append(session.event(last, ask.key, _ended_payload(row)))
+        payload = _ended_payload(row)
+        if ask.kind in _EVENTS and row.error is None and session.environment.captures_content:
+            payload |= answered(ask.kind, row.output)
+        waiting.append(session.event(last, ask.key, payload))
     # What is finished never runs again: with its row, all that was waited for in it is taken up or called off.
     left: tuple[str, ...] = ()
     if row.is_finished and session.has_any_under(ask.key):
@@ -357,7 +374,7 @@ def _shared_fields(session: RunSession, ask: StepAsk, fingerprint: str) -> dict[
         "parent_key": ask.parent_key,
         "predecessor_keys": ask.predecessor_keys,
         "iteration_index": ask.iteration_index,
-        "input": session.redact(ask.request),
+        "input": session.redact(ask.request if ask.shown is None else ask.shown),
         "fingerprint": fingerprint,
         "dagster_run_id": session.dagster_run_id,
     }

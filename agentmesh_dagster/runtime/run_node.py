@@ -191,6 +191,7 @@ class _NodeWork:
             parent_key=scope.owner_key,
             predecessor_keys=tuple(scope.key(edge.source) for edge in incoming if is_live(edge, finished)),
             request=self.request,
+            shown=None if self.unfit is not None else self.type.read(self.config, self.preparation),
             definition_hash=session.run.definition_hash,
             idempotent=True,
             announce=not self.type.is_pure and not collect,

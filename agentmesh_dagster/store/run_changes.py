@@ -89,10 +89,9 @@ def move_run(
         return False
     values: dict[str, Any] = {"status": status.value}
     if status.is_final:
-        begun: datetime = row["started_at"] or row["queued_at"] or row["created_at"]
         values.update(
             finished_at=at,
-            duration_ms=max(0, round((at - begun).total_seconds() * 1000)),
+            duration_ms=_worked_ms(row, at),
             output=output,
             error=error,
             **counted_ending(row, status),
@@ -114,6 +113,13 @@ def move_run(
     if status.is_final and not is_retried(row, status):
         announce_ending(connection, database, clock, row)
     return True
+
+
+def _worked_ms(row: RowMapping, at: datetime) -> int:
+    """How long Dagster runs have worked on a run that ends: the time in which it waited does not count."""
+    begun: datetime = row["resumed_at"] or row["started_at"] or row["queued_at"] or row["created_at"]
+    until: datetime = row["suspended_at"] if row["status"] == RunStatus.WAITING.value else at
+    return row["worked_ms"] + max(0, round((until - begun).total_seconds() * 1000))
 
 
 # Statements that are the same for all runs are made once: to make one costs more than to execute it.

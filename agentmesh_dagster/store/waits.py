@@ -27,7 +27,7 @@ from agentmesh_dagster.store.groups import load_groups
 from agentmesh_dagster.store.inbox import delete_expired, refuse_reserved, send_event
 from agentmesh_dagster.store.run_rows import insert_events, lock_runs
 from agentmesh_dagster.store.settling import settle_due
-from agentmesh_dagster.store.tables import inbox, waits
+from agentmesh_dagster.store.tables import inbox, votes, waits
 from agentmesh_dagster.store.wait_changes import close_siblings
 from agentmesh_dagster.store.wait_rows import (
     close_wait,
@@ -35,6 +35,7 @@ from agentmesh_dagster.store.wait_rows import (
     load_votes,
     load_wait,
     refuse_nul,
+    vote_record,
     wait_event,
     wait_record,
 )
@@ -100,6 +101,20 @@ class Waits:
         """The accepted votes on an approval, the oldest first; of a suspension the one that answered it."""
         with self._database.read() as connection:
             return load_votes(connection, wait_id)
+
+    def votes_of_run(self, run_id: str) -> dict[str, builtins.list[Vote]]:
+        """The accepted votes on all approvals of a run, by wait; each approval's oldest first."""
+        query = (
+            select(votes)
+            .join(waits, waits.c.id == votes.c.wait_id)
+            .where(waits.c.run_id == run_id)
+            .order_by(votes.c.seq)
+        )
+        found: dict[str, builtins.list[Vote]] = {}
+        with self._database.read() as connection:
+            for row in connection.execute(query).mappings():
+                found.setdefault(row["wait_id"], []).append(vote_record(row))
+        return found
 
     def decide(self, project: str, wait_id: str, vote: Vote, *, binding: str | None = None) -> Wait:
         """Gives a vote on an approval, or the data for a suspension, whose vote's `decision` is None.

@@ -406,6 +406,10 @@ class NodeType(ABC, Generic[ConfigT]):
         """The rendered input: what the journal keeps and the fingerprint covers. Pure; no secret in it."""
         return None
 
+    def read(self, config: ConfigT, preparation: Preparation) -> Json:
+        """What the journal keeps as the input instead, where the request is the output already; None: the request."""
+        return None
+
     @abstractmethod
     async def run(self, config: ConfigT, call: NodeCall) -> NodeResult:
         """Does the node's work."""

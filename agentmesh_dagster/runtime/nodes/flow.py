@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from agentmesh_dagster.errors import ExpressionError, NodeError
 from agentmesh_dagster.records import Json, WaitKind
+from agentmesh_dagster.runtime.excerpts import values_read, values_rendered
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
 from agentmesh_dagster.specs.base import parse_duration
 from agentmesh_dagster.specs.expressions import evaluate
@@ -55,6 +56,10 @@ class EndNode(NodeType[EndConfig]):
             return preparation.upstream
         return preparation.render(config.output, "output")
 
+    def read(self, config: EndConfig, preparation: Preparation) -> Json:
+        given = "output" in config.model_fields_set
+        return values_rendered(config.output, preparation.names) if given else None
+
     async def run(self, config: EndConfig, call: NodeCall) -> NodeResult:
         return NodeResult(output=call.request)
 
@@ -68,6 +73,9 @@ class TransformNode(NodeType[TransformConfig]):
 
     def request(self, config: TransformConfig, preparation: Preparation) -> Json:
         return preparation.render(config.output, "output")
+
+    def read(self, config: TransformConfig, preparation: Preparation) -> Json:
+        return values_rendered(config.output, preparation.names)
 
     async def run(self, config: TransformConfig, call: NodeCall) -> NodeResult:
         return NodeResult(output=call.request)
@@ -94,6 +102,9 @@ class BranchNode(NodeType[BranchConfig]):
         if not taken and config.default is not None:
             taken.append(config.default)
         return {"taken": list(dict.fromkeys(taken))}
+
+    def read(self, config: BranchConfig, preparation: Preparation) -> Json:
+        return values_read([condition.when for condition in config.conditions], preparation.names, bare=True)
 
     async def run(self, config: BranchConfig, call: NodeCall) -> NodeResult:
         return NodeResult(output=call.request, handles=tuple(call.request["taken"]))
