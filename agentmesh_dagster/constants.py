@@ -31,6 +31,8 @@ DECIDE_JOB: Final = "agentmesh_decide"
 GATE_SENSOR: Final = "agentmesh_gates"
 FINALIZE_JOB: Final = "agentmesh_finalize"
 """The job that runs `on_failure` and `finally` of runs that have ended."""
+RESERVED_EVENTS: Final = "agentmesh."
+"""Events whose name begins so are sent by AgentMesh itself alone."""
 EVENT_RUN_ENDED: Final = "agentmesh.run.ended"
 """The event that the end of a run sends which another run started; its key is the id of the run that ended."""
 

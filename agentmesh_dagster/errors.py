@@ -22,7 +22,9 @@ __all__ = [
     "ReplayError",
     "RunRefused",
     "StoreError",
+    "TimeOver",
     "ToolError",
+    "WorkflowFailed",
 ]
 
 
@@ -60,7 +62,10 @@ class AgentMeshError(Exception):
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """The error as a JSON object: code, domain, category, message, and path and context where given."""
+        """The error as a JSON object: code, domain, category, message; path, status and context where given.
+
+        `status` is the HTTP status of a tool's or a model's server that answered with one.
+        """
         data: dict[str, Any] = {
             "code": self.code,
             "domain": self.domain,
@@ -69,6 +74,8 @@ class AgentMeshError(Exception):
         }
         if self.path is not None:
             data["path"] = self.path
+        if "status" in self.context:
+            data["status"] = self.context["status"]
         if self.context:
             data["context"] = self.context
         return data
@@ -167,7 +174,20 @@ class NodeError(AgentMeshError):
     default_code = "node"
 
 
-class NodeTimeout(NodeError):
+class WorkflowFailed(NodeError):
+    """A `fail` node was reached; code and message are the workflow's own."""
+
+    domain = "workflow"
+    default_code = "failed"
+
+
+class TimeOver(NodeError):
+    """Something did not happen in time: a run, a gate, an event; a fault of nobody's input."""
+
+    category = "system"
+
+
+class NodeTimeout(TimeOver):
     """A node took longer than its `timeout_s`."""
 
     default_code = "timeout"

@@ -353,7 +353,8 @@ class Wait:
     body: str = ""
     """Markdown."""
     data: Json = None
-    """Shown to those who decide; of a suspension its payload, of a tool call `{"tool": slug, "arguments": {...}}`."""
+    """Shown to those who decide; of a suspension its payload, of a tool call `{"tool": slug, "arguments": {...}}`, of
+    an event with a condition `{"when": expression, "names": what it sees of the run}`."""
     options: tuple[str, ...] = ()
     """What may be decided; empty: `approved` or `rejected`."""
     multiple: bool = False

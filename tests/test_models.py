@@ -158,6 +158,7 @@ def test_failures_have_stable_words(
     error = refused(request_to(fake))
     assert (error.code, error.retryable) == (code, retryable), error.message
     assert (error.provider, error.model) == ("openai", "openai/fake")
+    assert error.to_json().get("status") == (None if code == "model-timeout" else answer.get("status"))
     assert "cdef" not in error.message
     assert fake.count == 1, "nothing but AgentMesh repeats a call"
 

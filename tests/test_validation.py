@@ -321,6 +321,11 @@ CASES: list[tuple[str, str, Json]] = [
         "nodes[1].config",
         changed(changed(EVENT, "nodes.1.config.timeout", 9), "nodes.1.config.on_timeout", "route"),
     ),
+    (
+        "event-reserved",
+        "nodes[1].config.event",
+        changed(changed(EVENT, "nodes.1.type", "emit"), "nodes.1.config", {"event": "agentmesh.run.ended"}),
+    ),
     ("gate-escalation", "nodes[1].config", gate(escalate_after="1d")),
     ("gate-escalation", "nodes[1].config", gate(escalate_to=["boss"])),
     ("gate-form", "nodes[1].config.form_schema.type", gate(form_schema={"type": "array"})),

@@ -176,7 +176,8 @@ class LiteLLMClient:
             "model-unavailable": "could not be reached, or failed",
         }
         shown = f" with status {status}" if isinstance(status, int) and code != "model-malformed" else ""
-        return _error(self._litellm, model, f"{words[code]}{shown}: {detail}", code)
+        answered = status if isinstance(status, int) and _has_answered(error, code) else None
+        return _error(self._litellm, model, f"{words[code]}{shown}: {detail}", code, status=answered)
 
     async def aclose(self) -> None:
         """Closes the connections that LiteLLM keeps for the running event loop."""
@@ -287,14 +288,25 @@ def _provider(litellm: Any, model: str, settings: Mapping[str, Json] | None = No
     return str(provider)
 
 
-def _error(litellm: Any, model: str, problem: str, code: str) -> ModelError:
+def _error(litellm: Any, model: str, problem: str, code: str, *, status: int | None = None) -> ModelError:
     return ModelError(
         f"the model {model!r} {problem}",
         provider=_provider(litellm, model),
         model=model,
         retryable=code not in ("model-auth", "model-bad-request"),
         code=code,
+        context=None if status is None else {"status": status},
     )
+
+
+def _has_answered(error: Exception, code: str) -> bool:
+    """Whether a status is the server's: LiteLLM makes one up where no connection came about."""
+    names: set[str] = set()
+    cause: BaseException | None = error
+    while cause is not None:
+        names |= {cls.__name__ for cls in type(cause).__mro__}
+        cause = cause.__cause__ or cause.__context__
+    return code != "model-malformed" and not names & {"APIConnectionError", "TransportError"}
 
 
 def _code(error: Exception, status: int | None) -> str:

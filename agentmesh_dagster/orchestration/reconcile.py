@@ -19,7 +19,7 @@ import dagster as dg
 
 from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import TAG_PROJECT, TAG_RUN_ID, TAG_STATUS
-from agentmesh_dagster.errors import NodeError, NotFound
+from agentmesh_dagster.errors import NodeError, NotFound, TimeOver
 from agentmesh_dagster.orchestration.retries import settle_retries
 from agentmesh_dagster.orchestration.run_tags import is_finalizing
 from agentmesh_dagster.records import Event, Lease, Run, RunStatus
@@ -83,7 +83,7 @@ def fail_overdue(
 ) -> Generator[Correction]:
     """Fails the runs of a project whose `timeout_s` is over while they wait; what they wait for is closed."""
     for run in store.runs.overdue(project, clock.now()):
-        error = NodeError(
+        error = TimeOver(
             "the run took longer than its settings.timeout_s, which includes the time for which it waits "
             "(timeout_includes_waiting)",
             code="run-timeout",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from agentmesh_dagster.errors import WorkflowFailed
 from agentmesh_dagster.records import Json, Run
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def may_retry_by_itself(run: Run, last: dg.DagsterRun, instance: dg.DagsterInsta
         instance: Has the setting that counts where the Dagster run has no tag for it.
     """
     error: dict[str, Json] = run.error or {}
-    if error.get("code") in _ANSWERS:
+    if error.get("code") in _ANSWERS or error.get("domain") == WorkflowFailed.domain:
         return False
     return last.tags.get(_FAILURE_REASON) != "STEP_FAILURE" or _retries_steps(last, instance)
 

@@ -27,7 +27,7 @@ from agentmesh_dagster.constants import ENV_FUNCTION_MODULES
 from agentmesh_dagster.errors import ToolError
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.step_context import StepContext
-from agentmesh_dagster.runtime.tools.errors import ToolFailure, ToolRefused
+from agentmesh_dagster.runtime.tools.errors import FunctionFailed, ToolRefused
 
 __all__ = ["Function", "FunctionRegistry", "run_in_thread", "to_json"]
 
@@ -70,13 +70,13 @@ class Function:
 
         Raises:
             ToolRefused: The input does not fit the signature (code `tool-input`).
-            ToolFailure: The function raised (code `function-failed`), or returned what JSON cannot hold
+            FunctionFailed: The function raised (code `function-failed`), or returned what JSON cannot hold
                 (`tool-output`).
         """
         keywords = self._keywords(value)
         if self.context_parameter is not None:
             keywords[self.context_parameter] = context
-        failure: ToolFailure
+        failure: FunctionFailed
         try:
             if self.is_async:
                 result = await self.call(**keywords)
@@ -90,7 +90,7 @@ class Function:
         # SystemExit: a function that calls sys.exit() must not end the worker.
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the user's, and becomes the tool's error
             detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            failure = ToolFailure(
+            failure = FunctionFailed(
                 f"{self.reference} failed: {detail}",
                 code="function-failed",
                 retryable=True,
@@ -313,7 +313,7 @@ def to_json(value: object, source: str) -> Json:
         source: Who made the value, for the error.
 
     Raises:
-        ToolFailure: JSON cannot hold it, NaN and infinities included (code `tool-output`).
+        FunctionFailed: JSON cannot hold it, NaN and infinities included (code `tool-output`).
     """
     problem: str
     try:
@@ -325,7 +325,7 @@ def to_json(value: object, source: str) -> Json:
         if place is None:
             return converted
         problem = f"{place} is not a finite number"
-    raise ToolFailure(
+    raise FunctionFailed(
         f"{source} returned {_kind(value)} that cannot be written as JSON: {problem}", code="tool-output"
     )
 

@@ -63,7 +63,7 @@ def level_end(scope: Scope, rows: Mapping[str, Step], types: Mapping[str, AnyNod
 
 
 def workflow_output(scope: Scope, rows: Mapping[str, Step], types: Mapping[str, AnyNodeType]) -> Json:
-    """The output of a workflow's own level, all of whose nodes are finished.
+    """The output of a workflow's own level, all of whose nodes are finished; null where it ended without an end node.
 
     Raises:
         NodeError: It reached no end (code `no-end`), or the output does not fit its schema (`run-output`).
@@ -74,7 +74,7 @@ def workflow_output(scope: Scope, rows: Mapping[str, Step], types: Mapping[str, 
         for name in graph.order
         if types[graph.nodes[name].type].config_model.is_end and rows[name].status is StepStatus.SUCCEEDED
     ]
-    if not ended:
+    if not ended and not any(_has_ended(rows[name]) for name in graph.order):
         raise _no_end(graph, rows)
     output = _of_several(ended, rows)
     schema = scope.level.workflow.output_schema
@@ -175,6 +175,12 @@ async def record_skipped(session: RunSession, scope: Scope, node_id: str) -> Ste
     row = skipped_row(session, scope, node_id)
     scope.buffer.add(Entry(step=row))
     return row
+
+
+def _has_ended(row: Step) -> bool:
+    """Whether a way that the node chose has no edge, and so ends with it."""
+    decision: Mapping[str, Json] = row.routing_decision or {}
+    return bool(decision.get("ends"))
 
 
 def _of_several(names: list[str], rows: Mapping[str, Step]) -> Json:

@@ -123,6 +123,9 @@ class PatientJournal:
     async def record_events(self, events: Sequence[Event]) -> None:
         await self._write("record_events", lambda: self._journal.record_events(events))
 
+    async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
+        return await self._write("emit", lambda: self._journal.emit(receipt, name, key, data, keep_s=keep_s))
+
     async def finish_run(
         self,
         run_id: str,

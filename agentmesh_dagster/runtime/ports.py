@@ -122,6 +122,26 @@ class Journal(Protocol):
         """Appends events."""
         ...
 
+    async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
+        """Sends a named event in the name of a step, once.
+
+        Args:
+            receipt: The event of the sending run that says so, with its step: written in the same transaction. Where
+                the run has one of that type for that step, nothing is sent.
+            name: The event's name.
+            key: The correlation key.
+            data: The payload.
+            keep_s: How long it is kept where nothing waits for it.
+
+        Returns:
+            The id of the event that was sent, now or before.
+
+        Raises:
+            ApprovalError: The payload fits none of the waits for it (code `form`), or the name is reserved.
+            StoreError: Too many are kept already (code `events-full`), or name or key are none (`bad-event`).
+        """
+        ...
+
     async def finish_run(
         self,
         run_id: str,

@@ -30,7 +30,15 @@ def node_types() -> Mapping[str, NodeType[Any]]:
     from agentmesh_dagster.runtime.nodes.agent import AgentNode
     from agentmesh_dagster.runtime.nodes.base import NodeType
     from agentmesh_dagster.runtime.nodes.code import CodeNode
-    from agentmesh_dagster.runtime.nodes.flow import BranchNode, DelayNode, EndNode, StartNode, TransformNode
+    from agentmesh_dagster.runtime.nodes.emit import EmitNode
+    from agentmesh_dagster.runtime.nodes.flow import (
+        BranchNode,
+        DelayNode,
+        EndNode,
+        FailNode,
+        StartNode,
+        TransformNode,
+    )
     from agentmesh_dagster.runtime.nodes.foreach import ForeachNode
     from agentmesh_dagster.runtime.nodes.human import HumanNode
     from agentmesh_dagster.runtime.nodes.loop import LoopNode
@@ -45,6 +53,8 @@ def node_types() -> Mapping[str, NodeType[Any]]:
         AgentNode,
         ToolNode,
         TransformNode,
+        FailNode,
+        EmitNode,
         CodeNode,
         BranchNode,
         DelayNode,

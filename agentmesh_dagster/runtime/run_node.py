@@ -6,7 +6,7 @@ Dagster's ops and the graph walker call `run_node` and nothing else, so that a g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from agentmesh_dagster.runtime.row_buffer import RowBuffer
 from agentmesh_dagster.runtime.scope import Level, ParsedNode, Scope, names_after, names_before
 from agentmesh_dagster.runtime.session import CLEANUP_S, RunSession
 from agentmesh_dagster.specs.expressions import evaluate, render
+from agentmesh_dagster.specs.graph import Edge
 from agentmesh_dagster.specs.nodes import NodeConfig, WorkflowConfig
 from agentmesh_dagster.specs.schema import validate_value
 
@@ -336,6 +337,8 @@ class _NodeWork:
         if result.counts:
             decision["counts"] = dict(result.counts)
         outgoing = self.scope.graph.outgoing[self.node.id]
+        if self.scope.level.is_workflow and not self.config.is_end and _ends_here(chosen, outgoing):
+            decision["ends"] = True
         conditional = any(edge.condition for edge in outgoing)
         written = dict(result.state)
         if self.node.set or conditional:
@@ -383,6 +386,15 @@ class _NodeWork:
                 )
             written[key] = value
         return written
+
+
+def _ends_here(chosen: set[str | None], outgoing: Sequence[Edge]) -> bool:
+    """Whether some way that a node chose has no edge, be its condition true or not: the way ends with the node."""
+    attached = {edge.handle for edge in outgoing}
+    named = chosen - {None}
+    if None in chosen and (None in attached or not named):
+        return None not in attached
+    return not named <= attached
 
 
 def _silent(_line: str) -> None:

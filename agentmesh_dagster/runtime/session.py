@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from agentmesh_dagster.errors import NodeError, RunRefused, StoreError
+from agentmesh_dagster.errors import RunRefused, StoreError, TimeOver
 from agentmesh_dagster.records import (
     Entry,
     Event,
@@ -287,11 +287,11 @@ class RunSession:
         is_asked = any(is_asked_to_stop(task) for task in self._working)
         return is_asked or self.is_interrupted or self.is_overdue or self.is_lease_lost
 
-    def overdue(self) -> NodeError:
+    def overdue(self) -> TimeOver:
         """The error of a run that has taken longer than its `timeout_s`."""
         settings = self.pinned.workflow.settings
         counted = "waiting counts" if settings.timeout_includes_waiting else "waiting does not count"
-        return NodeError(
+        return TimeOver(
             f"the run took longer than its settings.timeout_s = {settings.timeout_s:g} ({counted}) and was cut off",
             code="run-timeout",
         )

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from agentmesh_dagster.errors import NodeError
+from agentmesh_dagster.errors import NodeError, TimeOver
 from agentmesh_dagster.records import Json, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.waiting import Suspended, deadline_text, new_wait
-from agentmesh_dagster.specs.base import parse_duration
+from agentmesh_dagster.specs.base import DURATION_FORMS, parse_duration
 from agentmesh_dagster.specs.schema import check_schema
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_LABEL_CHARS: Final = 100
 
 
-class SuspendTimeout(NodeError):
+class SuspendTimeout(TimeOver):
     """What a function suspended for did not come in time."""
 
     default_code = "suspend-timeout"
@@ -103,9 +103,7 @@ class StepContext:
         except ValueError as error:
             problem = f"timeout: {error}"
         if problem is None and seconds is not None and not (isinstance(seconds, float) and seconds > 0):
-            problem = (
-                f"timeout: {timeout!r} is no positive number of seconds, nor such as '30s', '5m', '2h', '3d'"
-            )
+            problem = f"timeout: {timeout!r} must be positive: {DURATION_FORMS}"
         if problem is not None:
             raise NodeError(f"suspend() in step {self.step_key!r}: {problem}", code="bad-suspend")
         return wait.created_at + timedelta(seconds=seconds) if isinstance(seconds, float) else None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from agentmesh_dagster.errors import NodeError
+from agentmesh_dagster.errors import NodeError, TimeOver
 from agentmesh_dagster.records import Json, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.approvals import ApprovalPolicy
 
@@ -114,7 +114,7 @@ def closed_wait(
 def timed_out(wait: Wait) -> NodeError:
     """The error of a gate whose time is up, where `on_timeout` is `fail`."""
     answer: Json = wait.answer
-    return NodeError(
+    return TimeOver(
         f"{wait.step_key!r} was not decided until {deadline_text(wait)} (on_timeout: {wait.on_timeout})"
         + (f": {comment}" if (comment := answer.get("comment")) else ""),
         code="gate-timeout",

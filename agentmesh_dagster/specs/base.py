@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
@@ -26,8 +26,16 @@ from agentmesh_dagster.records import Json
 SLUG_PATTERN = re.compile(r"[A-Za-z](?!.*[-_]{2})[A-Za-z0-9_-]{0,99}\Z")
 NODE_ID_PATTERN = re.compile(r"[A-Za-z](?!.*[-_]{2})[A-Za-z0-9_-]{0,62}\Z")
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)\Z")
+_DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*(s|m|h|d)\Z", re.ASCII)
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = r"(\d{1,18}(?:[.,]\d{1,18})?)"
+# Years and months have no fixed length, and are left out.
+_ISO_DURATION = re.compile(
+    rf"P(?=[\dT])(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=\d)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?\Z",
+    re.ASCII,
+)
+_ISO_UNITS_S = (604800.0, 86400.0, 3600.0, 60.0, 1.0)
+DURATION_FORMS: Final = "a number of seconds or such as '30s', '5m', '2h', '3d', 'PT5M', 'P3D'"
 
 
 class SpecModel(BaseModel):
@@ -74,12 +82,19 @@ class SchemaField:
 
 
 def parse_duration(value: object) -> object:
-    """Seconds as a number, or `30s`, `5m`, `2h`, `3d`; anything else goes on to pydantic, which refuses it."""
+    """Seconds as a number, `30s`, `5m`, `2h`, `3d`, or ISO 8601 (`PT5M`, `P3D`); pydantic refuses anything else.
+
+    Raises:
+        ValueError: It is text of another form; ISO 8601's years and months are none, as their length differs.
+    """
     if isinstance(value, str):
-        found = _DURATION.match(value.strip())
-        if found is None:
-            raise ValueError("a duration is a number of seconds or such as '30s', '5m', '2h', '3d'")
-        return float(found.group(1)) * _UNIT_S[found.group(2)]
+        text = value.strip()
+        if (found := _DURATION.match(text)) is not None:
+            return float(found.group(1)) * _UNIT_S[found.group(2)]
+        if (found := _ISO_DURATION.match(text)) is not None:
+            numbers = [float((part or "0").replace(",", ".")) for part in found.groups()]
+            return sum(number * unit_s for number, unit_s in zip(numbers, _ISO_UNITS_S, strict=True))
+        raise ValueError(f"a duration is {DURATION_FORMS}")
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, timedelta):
@@ -93,7 +108,7 @@ def write_number(value: float) -> int | float:
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(write_number)]
-"""Seconds; written as `30s`, `5m`, `2h`, `3d` or a number."""
+"""Seconds; written as `30s`, `5m`, `2h`, `3d`, ISO 8601 (`PT5M`) or a number."""
 
 JsonSchema = Annotated[dict[str, Any], SchemaField()]
 OptionalJsonSchema = Annotated[dict[str, Any] | None, SchemaField()]

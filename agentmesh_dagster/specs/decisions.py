@@ -27,7 +27,7 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from agentmesh_dagster.constants import GROUP_PREFIX, HANDLE_APPROVED, HANDLE_REJECTED, HANDLE_TIMEOUT
-from agentmesh_dagster.errors import ApprovalError
+from agentmesh_dagster.errors import ApprovalError, ExpressionError
 from agentmesh_dagster.records import Json, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.schema import fill_and_coerce, validate_value
@@ -154,6 +154,43 @@ def check_received(wait: Wait, data: Json) -> Json:
         _require_storable(wait, data)
         return data
     return _fitting(wait, data)
+
+
+def check_event(wait: Wait, data: Json) -> Json:
+    """The payload of an event for a wait, with the schema's defaults and its types.
+
+    Raises:
+        ApprovalError: `form`: the data does not fit the wait's schema; `other-event`: the wait's condition (`when`)
+            does not hold; `event-condition`: the condition failed.
+    """
+    unfit: ApprovalError | None = None
+    fitted = data
+    try:
+        fitted = check_received(wait, data)
+    except ApprovalError as error:
+        unfit = error
+    condition = as_object(wait.data)
+    if condition is not None and "when" in condition:
+        from agentmesh_dagster.specs.expressions import evaluate
+
+        names = {**(as_object(condition.get("names")) or {}), "payload": fitted}
+        failed: ExpressionError | None = None
+        holds: Json = False
+        try:
+            holds = evaluate(str(condition["when"]), names, where=f"the condition of {wait.step_key!r}")
+        except ExpressionError as error:
+            failed = error
+        if failed is not None:
+            raise unfit or ApprovalError(failed.message, code="event-condition", path=wait.step_key)
+        if not holds:
+            raise ApprovalError(
+                f"the event is not the one that {wait.step_key!r} waits for: its condition does not hold",
+                code="other-event",
+                path=wait.step_key,
+            )
+    if unfit is not None:
+        raise unfit
+    return fitted
 
 
 def received_answer(data: Json, *, by: str, at: datetime) -> dict[str, Any]:

@@ -84,6 +84,38 @@ def references(text: str, *, bare: bool) -> frozenset[tuple[str, ...]]:
     return _program(text, bare, "").references if bare or is_template(text) else frozenset()
 
 
+def named_values(expression: str, names: Mapping[str, object]) -> dict[str, Json]:
+    """What a bare expression looks up in some names, and nothing beside it: enough to evaluate it elsewhere.
+
+    What is not there, or is no JSON, is left out.
+    """
+    found: dict[str, Json] = {}
+    whole: set[tuple[str, ...]] = set()
+    # Sorted: what is looked up as a whole comes before its parts.
+    for path in sorted(references(expression, bare=True)):
+        if any(path[:depth] in whole for depth in range(1, len(path))):
+            continue
+        value: object = names
+        place = found
+        for depth, key in enumerate(path, 1):
+            inner = _members(value)
+            if key not in inner:
+                break
+            value = inner[key]
+            if depth < len(path) and _members(value):
+                place = place.setdefault(key, {})
+                continue
+            if value is None or isinstance(value, (str, int, float, list, dict)):
+                place[key] = value
+                whole.add(path[:depth])
+            break
+    return found
+
+
+def _members(value: object) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
+
+
 def secrets_used(template: Json) -> frozenset[str]:
     """The names in all `secret('NAME')` of a JSON value."""
     found: set[str] = set()

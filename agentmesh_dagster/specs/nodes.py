@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from agentmesh_dagster.constants import HANDLE_APPROVED, HANDLE_REJECTED, HANDLE_TIMEOUT
 from agentmesh_dagster.specs.approvals import ApprovalPolicy
 from agentmesh_dagster.specs.base import (
+    DURATION_FORMS,
     Body,
     Condition,
     Duration,
@@ -30,6 +31,8 @@ class NodeConfig(SpecModel):
     """Whether an edge without `source_handle` may leave the node."""
     is_start: ClassVar[bool] = False
     is_end: ClassVar[bool] = False
+    never_succeeds: ClassVar[bool] = False
+    """Whether no edge leads on from the node but by its handle `error`."""
     must_cover_handles: ClassVar[bool] = False
     """Whether every handle needs an edge."""
     is_container: ClassVar[bool] = False
@@ -54,9 +57,7 @@ class NodeConfig(SpecModel):
 
 def _has_expression(value: str) -> str:
     if "{{" not in value:
-        raise ValueError(
-            "a duration is a number of seconds or such as '30s', '5m', '2h', '3d', or an expression"
-        )
+        raise ValueError(f"a duration is {DURATION_FORMS}, or an expression")
     return value
 
 
@@ -88,6 +89,29 @@ class ToolConfig(NodeConfig):
     tool: Annotated[str, Reference("tool")]
     input: Annotated[Any, Template()] = None
     """Default: the upstream output."""
+
+
+class FailConfig(NodeConfig):
+    """Fails, as the workflow says."""
+
+    has_default_handle: ClassVar[bool] = False
+    never_succeeds: ClassVar[bool] = True
+    code: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")] = "failed"
+    """The error's code: a word for programs, such as `out-of-stock`."""
+    message: Annotated[str, Template()] = Field(min_length=1)
+    """The error's message."""
+
+
+class EmitConfig(NodeConfig):
+    """Sends a named event, once."""
+
+    event: str = Field(min_length=1, max_length=200)
+    key: Annotated[str | None, Template()] = None
+    """The correlation key. Default: the empty one."""
+    data: Annotated[Any, Template()] = None
+    """The payload."""
+    keep: Duration = Field(default=604_800.0, ge=0)
+    """How long it is kept where nothing waits for it."""
 
 
 class TransformConfig(NodeConfig):
@@ -178,6 +202,9 @@ class WebhookConfig(NodeConfig):
     event: str = Field(min_length=1, max_length=200)
     key: Annotated[str | None, Template()] = None
     """The correlation key; the event must carry the same. Default: the empty one."""
+    when: Annotated[str | None, Condition(names=("payload",))] = None
+    """What must hold of an event's `payload` for the node to take it; other names have the values that they had when
+    the wait began."""
     payload_schema: OptionalJsonSchema = None
     timeout: Duration | None = Field(default=None, gt=0)
     on_timeout: Literal["fail", "route"] = "fail"
@@ -280,6 +307,8 @@ BUILTIN_NODE_CONFIGS: dict[str, type[NodeConfig]] = {
     "agent": AgentConfig,
     "tool": ToolConfig,
     "transform": TransformConfig,
+    "fail": FailConfig,
+    "emit": EmitConfig,
     "code": CodeConfig,
     "branch": BranchConfig,
     "delay": DelayConfig,

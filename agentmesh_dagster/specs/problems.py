@@ -112,14 +112,14 @@ RULES: Final[dict[str, Rule]] = {
     "edge-out-of-end": _error("No edge leaves an end node."),
     "handle-unknown": _error("An edge's `source_handle` is one that its source offers."),
     "handle-missing": _error("An edge from a node without a default handle says which handle."),
-    "handle-uncovered": _error(
+    "handle-uncovered": _warning(
         "Each handle of a branch has an edge, and so has each way out of a human node but `rejected`."
     ),
     "handle-error-unrouted": _error("An edge from the handle `error` needs `on_error: route` on its source."),
     "error-edge-missing": _error("A node with `on_error: route` has an edge from its handle `error`."),
     "branch-no-default": _warning("A branch says what happens when no condition is true."),
     "node-unreachable": _error("Every node can be reached from the start node."),
-    "node-dead-end": _error("Every node leads to an end node."),
+    "node-dead-end": _warning("Every node leads to an end node."),
     "cycle": _error("The graph has no cycle."),
     "set-key-invalid": _error("Keys of `set` are identifiers."),
     "join-too-many": _error("A node's `join` asks for no more edges than lead into it."),
@@ -148,6 +148,7 @@ RULES: Final[dict[str, Rule]] = {
     ),
     "gate-escalation": _error("`escalate_after` and `escalate_to` stand together."),
     "gate-form": _error("A form is the schema of an object, and data that is written for it fits."),
+    "event-reserved": _error("An emit node's event has a name of the workflow's own."),
     "notifier-unknown": _error("A notifier's type is registered."),
     "secret-literal": _warning("Secrets are not written in clear."),
     # Expressions.

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -21,6 +21,9 @@ from agentmesh_dagster.errors import NotFound, StoreError
 from agentmesh_dagster.store import tables
 from agentmesh_dagster.store.columns import from_text, to_text
 from agentmesh_dagster.store.failures import shown_url, store_error
+
+if TYPE_CHECKING:
+    from agentmesh_dagster.store.judging import Judgement
 
 BUSY_TIMEOUT_S: Final = 10.0
 """How long a SQLite connection waits for another writer."""
@@ -75,6 +78,8 @@ class Database:
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = self._construct_engine()
+        self.judgements: dict[tuple[str, str], Judgement] = {}
+        """What `store.judging` has found out, by wait and event."""
         self._at_fork: list[Callable[[], object]] = []
         _databases.add(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -9,21 +10,27 @@ from typing import Final
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, text, update
 
 from agentmesh_dagster.clock import Clock
-from agentmesh_dagster.constants import EVENT_RUN_ENDED
+from agentmesh_dagster.constants import EVENT_RUN_ENDED, RESERVED_EVENTS
 from agentmesh_dagster.errors import ApprovalError, StoreError
 from agentmesh_dagster.records import Delivery, Event, Json, RunStatus, Wait, WaitStatus
-from agentmesh_dagster.specs.decisions import check_received, received_answer
+from agentmesh_dagster.specs.decisions import received_answer
 from agentmesh_dagster.store.columns import to_text
 from agentmesh_dagster.store.engine import Database
+from agentmesh_dagster.store.judging import Pair, Unjudged
 from agentmesh_dagster.store.run_rows import insert_events, lock_at_once, lock_runs
-from agentmesh_dagster.store.tables import KEPT_EVENTS, OPEN_EVENT_WAITS, RETRIED_RUNS, inbox, runs, waits
+from agentmesh_dagster.store.tables import (
+    KEPT_EVENTS,
+    OPEN_EVENT_WAITS,
+    RETRIED_RUNS,
+    events,
+    inbox,
+    runs,
+    waits,
+)
 from agentmesh_dagster.store.wait_rows import close_wait, refuse_nul, wait_event, wait_record
 
 MAX_KEPT: Final = 1_000
 """So many events may be kept for each name in a project."""
-
-RESERVED: Final = "agentmesh."
-"""Events whose name begins so are sent by the store itself alone."""
 
 # PostgreSQL's index entries hold 2.7 kB, and a character may take four bytes.
 _MAX_LENGTHS: Final = {"name": 200, "key": 400, "id": 200}
@@ -41,6 +48,8 @@ class _Sent:
     data: Json
     by: str
     at: datetime
+    token: str
+    """What it is judged under; an id is the sender's, who may give it to several."""
     is_own: bool = False
     """Whether the data comes from the journal, which holds some text that nobody may send."""
 
@@ -81,10 +90,10 @@ def refuse_reserved(name: str) -> None:
     Raises:
         ApprovalError: It begins as those that AgentMesh sends itself (code `reserved-event`).
     """
-    if name.startswith(RESERVED):
+    if name.startswith(RESERVED_EVENTS):
         raise ApprovalError(
-            f"nobody may send the event {name!r}: events whose name begins with {RESERVED!r} are sent by AgentMesh "
-            "itself; choose another name",
+            f"nobody may send the event {name!r}: events whose name begins with {RESERVED_EVENTS!r} are sent by "
+            "AgentMesh itself; choose another name",
             code="reserved-event",
         )
 
@@ -100,50 +109,97 @@ def send_event(
     by: str,
     event_id: str | None,
     keep_s: float,
+    receipt: Event | None = None,
 ) -> Delivery:
-    """Delivers an event (see `Waits.send_event`)."""
+    """Delivers an event (see `Waits.send_event`).
+
+    Args:
+        database: Where.
+        clock: Gives the moment and the ids.
+        project: The project's slug.
+        name: The event's name.
+        key: The correlation key.
+        data: Any JSON.
+        by: Who sends it.
+        event_id: An id of the sender's own.
+        keep_s: How long it is kept, in seconds.
+        receipt: The event of a run that sends it: written in the same transaction. Where the run has one of that type
+            for that step, nothing is sent.
+    """
     check_names(name, key, event_id)
     refuse_nul({"sender": by}, "an event")
     to_text(data)
     if keep_s < 0:
         raise StoreError(f"an event cannot be kept for {keep_s} seconds", code="bad-event")
+    # One id for all attempts: what was judged of the event is found under it.
+    sent = _Sent(event_id or clock.new_id(), data, by, clock.now(), clock.new_id())
     for _ in range(_MAX_ATTEMPTS):
-        with database.write() as connection:
-            database.require_project(connection, project)
-            now = clock.now()
-            run_ids = {wait.run_id for wait in _open_waits(connection, project, name, key)}
-            lock_runs(connection, run_ids)
-            lock_events(connection, database)
-            found = _open_waits(connection, project, name, key)
-            if {wait.run_id for wait in found} - run_ids:
-                # Opened between the two looks, in runs that are not locked here.
-                continue
-            event_id_kept = event_id or clock.new_id()
-            if event_id is not None and _is_duplicate(connection, project, event_id, now):
-                return Delivery(event_id=event_id, is_duplicate=True)
-            sent = _Sent(event_id_kept, data, by, now)
-            completed = _answer_all(connection, database, clock, found, sent)
-            is_kept = not completed and keep_s > 0
-            if is_kept:
-                _require_space(connection, project, name, now)
-            if is_kept or (event_id is not None and keep_s > 0):
-                kept_data = data if is_kept else None
-                connection.execute(
-                    insert(inbox).values(
-                        project=project,
-                        event_id=event_id_kept,
-                        name=name,
-                        key=key,
-                        by=by,
-                        is_kept=is_kept,
-                        sent_at=now,
-                        expires_at=now + timedelta(seconds=keep_s),
-                        data=kept_data,
-                    )
-                )
-            return Delivery(event_id=event_id_kept, completed=completed, is_kept=is_kept)
+        try:
+            with database.write() as connection:
+                database.require_project(connection, project)
+                if receipt is not None and _is_sent(connection, receipt):
+                    return Delivery(event_id=sent.id, is_duplicate=True)
+                found = _locked_waits(connection, database, project, name, key)
+                if found is None:
+                    continue
+                if event_id is not None and _is_duplicate(connection, project, event_id, sent.at):
+                    return Delivery(event_id=event_id, is_duplicate=True)
+                completed, refusals = _answer_all(connection, database, clock, found, sent)
+                if completed or not refusals:
+                    is_kept = not completed and keep_s > 0
+                    if is_kept:
+                        _require_space(connection, project, name, sent.at)
+                    if is_kept or (event_id is not None and keep_s > 0):
+                        _insert(connection, project, name, key, sent, keep_s, is_kept=is_kept)
+                    if receipt is not None:
+                        insert_events(connection, database, [receipt])
+                    return Delivery(event_id=sent.id, completed=completed, is_kept=is_kept)
+        except Unjudged as unjudged:
+            unjudged.judge(database)
+            continue
+        # The refusals have been recorded; the sender hears the first.
+        raise refusals[0]
     raise StoreError(
         f"the event {name!r} was not delivered: new waits for it keep coming; send it again", code="conflict"
+    )
+
+
+def _locked_waits(
+    connection: Connection, database: Database, project: str, name: str, key: str
+) -> list[Wait] | None:
+    """The open waits for an event, locked with their runs; None where one was opened meanwhile: to be tried again."""
+    run_ids = {wait.run_id for wait in _open_waits(connection, project, name, key)}
+    lock_runs(connection, run_ids)
+    lock_events(connection, database)
+    found = _open_waits(connection, project, name, key)
+    # One that was opened between the two looks is in a run that is not locked here.
+    return None if {wait.run_id for wait in found} - run_ids else found
+
+
+def _insert(
+    connection: Connection,
+    project: str,
+    name: str,
+    key: str,
+    sent: _Sent,
+    keep_s: float,
+    *,
+    is_kept: bool,
+) -> None:
+    """Keeps an event, or its id alone."""
+    data = sent.data if is_kept else None
+    connection.execute(
+        insert(inbox).values(
+            project=project,
+            event_id=sent.id,
+            name=name,
+            key=key,
+            by=sent.by,
+            is_kept=is_kept,
+            sent_at=sent.at,
+            expires_at=sent.at + timedelta(seconds=keep_s),
+            data=data,
+        )
     )
 
 
@@ -161,6 +217,7 @@ def send_run_ended(connection: Connection, database: Database, clock: Clock, run
 
     Raises:
         RunsBusy: Other transactions have locked runs that wait for it; nothing was written here.
+        Unjudged: Schemas or conditions of waits are to be asked; nothing was written here.
     """
     lock_events(connection, database)
     sought: tuple[str, str, str] = (run["project"], EVENT_RUN_ENDED, run["id"])
@@ -185,6 +242,9 @@ def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wa
 
     Returns:
         The wait as it stands then.
+
+    Raises:
+        Unjudged: Its schema or its condition is to be asked; nothing was written here.
     """
     now = clock.now()
     if _has_expired(wait, now):
@@ -202,14 +262,16 @@ def take_kept(connection: Connection, database: Database, clock: Clock, wait: Wa
         )
         .order_by(inbox.c.seq)
     )
-    for row in connection.execute(query).mappings().all():
-        sent = _Sent(row["event_id"], row["data"], row["by"], row["sent_at"])
+    kept = [
+        (row["seq"], _Sent(row["event_id"], row["data"], row["by"], row["sent_at"], f"kept/{row['seq']}"))
+        for row in connection.execute(query).mappings()
+    ]
+    _require_judged(database, [(wait, sent) for _, sent in kept])
+    for seq, sent in kept:
         answered, told = _answered(connection, database, clock, wait, sent, now)
-        insert_events(connection, database, [told])
-        if answered is not None:
-            connection.execute(
-                update(inbox).where(inbox.c.seq == row["seq"]).values(is_kept=False, data=None)
-            )
+        insert_events(connection, database, told)
+        if isinstance(answered, Wait):
+            connection.execute(update(inbox).where(inbox.c.seq == seq).values(is_kept=False, data=None))
             return answered
     return wait
 
@@ -227,8 +289,8 @@ def _take_end(connection: Connection, database: Database, clock: Clock, wait: Wa
     if row is None:
         return wait
     answered, told = _answered(connection, database, clock, wait, _run_ended(row), now)
-    insert_events(connection, database, [told])
-    return answered or wait
+    insert_events(connection, database, told)
+    return answered if isinstance(answered, Wait) else wait
 
 
 def _run_ended(run: RowMapping) -> _Sent:
@@ -240,7 +302,7 @@ def _run_ended(run: RowMapping) -> _Sent:
         "error": run["error"],
     }
     event_id = f"{EVENT_RUN_ENDED}/{run['id']}/{run['endings']}"
-    return _Sent(event_id, data, f"run/{run['id']}", run["finished_at"], is_own=True)
+    return _Sent(event_id, data, f"run/{run['id']}", run["finished_at"], event_id, is_own=True)
 
 
 def delete_expired(database: Database, project: str, now: datetime) -> None:
@@ -284,20 +346,51 @@ def _require_space(connection: Connection, project: str, name: str, now: datetim
         )
 
 
+def _is_sent(connection: Connection, receipt: Event) -> bool:
+    """Whether a step of a run has sent its event, in this attempt or in one before."""
+    query = select(events.c.seq).where(
+        events.c.run_id == receipt.run_id,
+        events.c.step_key == receipt.step_key,
+        events.c.type == receipt.type,
+    )
+    return connection.execute(query.limit(1)).first() is not None
+
+
 def _answer_all(
     connection: Connection, database: Database, clock: Clock, found: list[Wait], sent: _Sent
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], list[ApprovalError]]:
+    """Answers waits: the ids of those that took the event, and why its data does not fit the others."""
     completed: list[str] = []
+    refusals: list[ApprovalError] = []
     told: list[Event] = []
-    for wait in found:
-        if _has_expired(wait, sent.at):
-            continue
-        answered, event = _answered(connection, database, clock, wait, sent, sent.at)
-        told.append(event)
-        if answered is not None:
+    live = [wait for wait in found if not _has_expired(wait, sent.at)]
+    _require_judged(database, [(wait, sent) for wait in live])
+    for wait in live:
+        outcome, event = _answered(connection, database, clock, wait, sent, sent.at)
+        told += event
+        if isinstance(outcome, Wait):
             completed.append(wait.id)
+        elif outcome.code == "form":
+            refusals.append(outcome)
     insert_events(connection, database, told)
-    return tuple(completed)
+    return tuple(completed), refusals
+
+
+def _is_free(wait: Wait, sent: _Sent) -> bool:
+    """Whether an event fits whatever it holds; nobody's schema or condition is asked."""
+    return sent.is_own and wait.form_schema is None and wait.data is None
+
+
+def _require_judged(database: Database, pairs: Sequence[tuple[Wait, _Sent]]) -> None:
+    """Asks for the judgements that are missing.
+
+    Raises:
+        Unjudged: Some are.
+    """
+    asked = [Pair(wait, sent.token, sent.data) for wait, sent in pairs if not _is_free(wait, sent)]
+    missing = [pair for pair in asked if (pair.wait.id, pair.token) not in database.judgements]
+    if missing:
+        raise Unjudged(missing)
 
 
 def _has_expired(wait: Wait, now: datetime) -> bool:
@@ -307,14 +400,21 @@ def _has_expired(wait: Wait, now: datetime) -> bool:
 
 def _answered(
     connection: Connection, database: Database, clock: Clock, wait: Wait, sent: _Sent, now: datetime
-) -> tuple[Wait | None, Event]:
-    """Answers one wait, where the data fits; and the event that tells which it was."""
+) -> tuple[Wait | ApprovalError, list[Event]]:
+    """Answers one wait, where the event fits, or says why it does not; and the events that tell which it was."""
     payload = {"event_id": sent.id, "name": wait.event_name, "key": wait.event_key, "by": sent.by}
-    try:
-        is_free = sent.is_own and wait.form_schema is None
-        fitted = sent.data if is_free else check_received(wait, sent.data)
-    except ApprovalError as refusal:
-        return None, wait_event(clock, wait, "refused", {**payload, "code": refusal.code})
+    fitted = sent.data
+    if not _is_free(wait, sent):
+        _require_judged(database, [(wait, sent)])
+        judged = database.judgements.pop((wait.id, sent.token))
+        if judged.refusal is not None:
+            refusal = judged.refusal
+            # An event that the condition leaves to others is none of the run's.
+            is_told = refusal.code != "other-event"
+            return refusal, [
+                wait_event(clock, wait, "refused", {**payload, "code": refusal.code})
+            ] if is_told else []
+        fitted = judged.data
     answered = close_wait(
         connection,
         wait,
@@ -323,4 +423,4 @@ def _answered(
         answer=received_answer(fitted, by=sent.by, at=sent.at),
         decided_at=now,
     )
-    return answered, wait_event(clock, wait, "decided", payload)
+    return answered, [wait_event(clock, wait, "decided", payload)]

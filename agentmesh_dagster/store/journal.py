@@ -24,10 +24,13 @@ from agentmesh_dagster.records import (
     Step,
     Wait,
 )
+from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.store.claims import load_claim, spend_claim
 from agentmesh_dagster.store.endings import mark_finalized
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.group_writer import GroupWriter
+from agentmesh_dagster.store.inbox import refuse_reserved, send_event
+from agentmesh_dagster.store.judging import MAX_JUDGINGS, Unjudged
 from agentmesh_dagster.store.publications import load_live
 from agentmesh_dagster.store.run_changes import bind_run, move_run, take_lease
 from agentmesh_dagster.store.run_rows import (
@@ -102,7 +105,7 @@ class StoreJournal:
                     )
             return bound
 
-        return await self._writer.submit((run.id,), write)
+        return await self._submit_judged((run.id,), write)
 
     async def claim(self, claim_id: str) -> Claim | None:
         """The claim of that id, or None where the store has none."""
@@ -199,7 +202,7 @@ class StoreJournal:
                 self._change_waits(connection, entry)
 
         opened = (wait.run_id for entry in waiting for wait in entry.opened)
-        await self._writer.submit({run_id, *opened}, write)
+        await self._submit_judged({run_id, *opened}, write)
 
     async def record_events(self, events: Sequence[Event]) -> None:
         """Appends events; one whose id is stored already is left out.
@@ -215,6 +218,33 @@ class StoreJournal:
 
         if events:
             await self._writer.submit(run_ids, write)
+
+    async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
+        """Sends a named event in the name of a step, once; its id is made of the run and the step.
+
+        Raises:
+            ApprovalError: The payload fits none of the waits for it (code `form`), or the name is reserved
+                (`reserved-event`).
+            StoreError: Too many are kept already (code `events-full`), or name or key are none (`bad-event`).
+        """
+        refuse_reserved(name)
+        event_id = content_hash([receipt.run_id, receipt.step_key])
+        by = f"run/{receipt.run_id}"
+        delivery = await self._in_thread(
+            lambda: send_event(
+                self._database,
+                self._clock,
+                receipt.project,
+                name,
+                key,
+                data,
+                by=by,
+                event_id=event_id,
+                keep_s=keep_s,
+                receipt=receipt,
+            )
+        )
+        return delivery.event_id
 
     async def finish_run(
         self,
@@ -255,6 +285,8 @@ class StoreJournal:
                 return await self._writer.submit(run_ids, write)
             except RunsBusy as busy:
                 run_ids = run_ids | busy.run_ids
+            except Unjudged as unjudged:
+                await self._judge(unjudged)
         raise still_busy(run_id)
 
     async def finalized(self, run_id: str, ending: int, dagster_run_id: str) -> None:
@@ -314,12 +346,27 @@ class StoreJournal:
         self._readers = None
         return left
 
+    async def _submit_judged(self, run_ids: Collection[str], write: Callable[[Connection], T]) -> T:
+        """Writes, after the events that waits may take were judged outside of the transaction."""
+        for _ in range(MAX_JUDGINGS):
+            try:
+                return await self._writer.submit(run_ids, write)
+            except Unjudged as unjudged:
+                await self._judge(unjudged)
+        raise StoreError("new events for a wait that is opened keep coming; try again", code="conflict")
+
+    async def _judge(self, unjudged: Unjudged) -> None:
+        await self._in_thread(lambda: unjudged.judge(self._database))
+
     async def _read(self, query: Callable[[Connection], T]) -> T:
+        return await self._in_thread(lambda: self._read_now(query))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._closed:
             raise StoreError("the store is closed", code="closed")
         if self._readers is None:
             self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="agentmesh-reads")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_now, query)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def _read_now(self, query: Callable[[Connection], T]) -> T:
         with self._database.read() as connection:

@@ -15,6 +15,7 @@ from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Event, Json, Lease, Run, RunSource, RunStatus, Step
 from agentmesh_dagster.store.endings import announce_ending, is_retried
 from agentmesh_dagster.store.engine import Database
+from agentmesh_dagster.store.judging import Unjudged
 from agentmesh_dagster.store.run_changes import move_run
 from agentmesh_dagster.store.run_rows import (
     MAX_LOCKINGS,
@@ -332,6 +333,8 @@ class Runs:
                     return write(connection)
             except RunsBusy as busy:
                 run_ids |= busy.run_ids
+            except Unjudged as unjudged:
+                unjudged.judge(self._database)
         raise still_busy(run_id)
 
     def add_events(self, records: Sequence[Event]) -> None:

@@ -7,12 +7,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from agentmesh_dagster.constants import GROUP_PREFIX, HANDLE_ERROR, HANDLE_TIMEOUT
+from agentmesh_dagster.constants import GROUP_PREFIX, HANDLE_ERROR, HANDLE_TIMEOUT, RESERVED_EVENTS
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs import expressions
 from agentmesh_dagster.specs.approvals import ApprovalPolicy, ToolApproval
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
-from agentmesh_dagster.specs.nodes import HumanConfig, WebhookConfig
+from agentmesh_dagster.specs.nodes import EmitConfig, HumanConfig, WebhookConfig
 from agentmesh_dagster.specs.notify import NotifyConfig
 from agentmesh_dagster.specs.problems import Problem, child_path
 from agentmesh_dagster.specs.schema import check_schema, fill_and_coerce, validate_value
@@ -22,7 +22,10 @@ from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
 _MAX_WORD: Final = 63
 _NEVER_ASK: Final = frozenset(
-    ("start", "end", "transform", "branch", "delay", "webhook", "parallel", "foreach", "loop", "workflow")
+    (
+        *("start", "end", "transform", "fail", "emit", "branch", "delay", "webhook"),
+        *("parallel", "foreach", "loop", "workflow"),
+    )
 )
 """Built-in node types at which nobody is ever asked anything; of containers the nodes inside of them may ask."""
 
@@ -36,10 +39,22 @@ def gate_problems(view: WorkflowView) -> Iterator[Problem]:
             yield from _policy(config, path)
             yield from _choices(config, path)
             yield from _form(config, path)
+        elif isinstance(config, EmitConfig):
+            yield from _reserved(config.event, path)
         elif isinstance(config, WebhookConfig):
             yield from _timeout(config.timeout, config.on_timeout, config.timeout_data, path)
         if node.type in _NEVER_ASK and node.raw.get("notify"):
             yield _idle(f"{node.path}.notify", f"nobody is asked anything at a node of type {node.type!r}")
+
+
+def _reserved(event: str, path: str) -> Iterator[Problem]:
+    if event.startswith(RESERVED_EVENTS):
+        yield Problem.of(
+            "event-reserved",
+            f"{path}.event",
+            f"Events whose name begins with {RESERVED_EVENTS!r} are sent by AgentMesh alone",
+            "Choose another name",
+        )
 
 
 def approval_problems(raw: JsonObject) -> Iterator[Problem]:

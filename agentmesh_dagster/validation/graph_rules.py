@@ -180,8 +180,8 @@ def _handles(view: LevelView) -> Iterator[Problem]:
                     yield Problem.of(
                         "handle-uncovered",
                         f"{node.path}.config",
-                        f"No edge leaves {node.id!r} by its handle {handle!r}",
-                        f"Add an edge {{source: {node.id}, source_handle: {handle}, target: ...}}",
+                        f"No edge leaves {node.id!r} by its handle {handle!r}: that way ends there",
+                        f"Add an edge {{source: {node.id}, source_handle: {handle}, target: ...}}, unless it is to end",
                     )
         if view.has_edges and _routes(node) and HANDLE_ERROR not in used:
             yield Problem.of(
@@ -200,7 +200,14 @@ def _handle_of(
     node: NodeView, config: NodeConfig, edge: EdgeView, offered: Collection[str]
 ) -> Iterator[Problem]:
     if edge.handle is None:
-        if not config.has_default_handle:
+        if config.never_succeeds:
+            yield Problem.of(
+                "handle-missing",
+                edge.path,
+                f"The edge leaves {node.id!r}, of type {node.type!r}, which never leads on",
+                "Remove the edge, or give it source_handle: error and the node on_error: route",
+            )
+        elif not config.has_default_handle:
             yield Problem.of(
                 "handle-missing",
                 edge.path,
@@ -285,11 +292,12 @@ def _dead_ends(view: LevelView, reach: Reach, told: set[str]) -> Iterator[Proble
             not reach.successors[node.id]
             and not node.is_end
             and node.config_type is not None
+            and not node.config_type.never_succeeds
             and node.id not in told
         ):
             yield Problem.of(
                 "node-dead-end",
                 node.path,
-                f"No way leads from {node.id!r} to an end node",
-                "Add an edge out of it",
+                f"No edge leaves {node.id!r}: that way ends there, without an output",
+                "Add an edge out of it, unless it is to end",
             )

@@ -7,6 +7,7 @@ from agentmesh_dagster.specs.fields import JsonObject
 from agentmesh_dagster.specs.nodes import (
     BranchConfig,
     DelayConfig,
+    EmitConfig,
     ForeachConfig,
     HumanConfig,
     LoopConfig,
@@ -38,6 +39,8 @@ def output_schema_of(node: NodeView, level: LevelView, input_schema: JsonObject 
         return config.payload_schema if config.on_timeout == "fail" else None
     if isinstance(config, DelayConfig):
         return _closed({"waited_s": {"type": "number"}})
+    if isinstance(config, EmitConfig):
+        return _closed({"event_id": _TEXT, "event": _TEXT, "key": _TEXT})
     if isinstance(config, BranchConfig):
         return _closed({"taken": {"type": "array", "items": _TEXT}})
     if isinstance(config, ForeachConfig):

@@ -1,13 +1,14 @@
-"""Node types that only compute: start, end, transform, branch; and delay."""
+"""Node types that only compute: start, end, transform, fail, branch; and delay."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import ClassVar
 
-from agentmesh_dagster.errors import ExpressionError, NodeError
+from agentmesh_dagster.errors import ExpressionError, NodeError, WorkflowFailed
 from agentmesh_dagster.records import Json, WaitKind
 from agentmesh_dagster.runtime.excerpts import values_read, values_rendered
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
@@ -17,6 +18,7 @@ from agentmesh_dagster.specs.nodes import (
     BranchConfig,
     DelayConfig,
     EndConfig,
+    FailConfig,
     StartConfig,
     TransformConfig,
 )
@@ -79,6 +81,27 @@ class TransformNode(NodeType[TransformConfig]):
 
     async def run(self, config: TransformConfig, call: NodeCall) -> NodeResult:
         return NodeResult(output=call.request)
+
+
+class FailNode(NodeType[FailConfig]):
+    """Fails with the code and the message that the workflow gives."""
+
+    name: ClassVar[str] = "fail"
+    config_model = FailConfig
+    is_pure: ClassVar[bool] = True
+
+    def describe(self, config: FailConfig) -> str:
+        return f"fails with {config.code}"
+
+    def request(self, config: FailConfig, preparation: Preparation) -> Json:
+        message = preparation.render(config.message, "message")
+        text = message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
+        return {"code": config.code, "message": text}
+
+    async def run(self, config: FailConfig, call: NodeCall) -> NodeResult:
+        raise WorkflowFailed(
+            call.session.redact(call.request["message"]), code=call.request["code"], path=call.key
+        )
 
 
 class BranchNode(NodeType[BranchConfig]):

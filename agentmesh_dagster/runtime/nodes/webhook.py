@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import ClassVar
 
 from agentmesh_dagster.constants import HANDLE_TIMEOUT
-from agentmesh_dagster.errors import NodeError
+from agentmesh_dagster.errors import TimeOver
 from agentmesh_dagster.records import Json, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
+from agentmesh_dagster.specs.expressions import named_values
 from agentmesh_dagster.specs.nodes import WebhookConfig
 
 
@@ -26,7 +27,12 @@ class WebhookNode(NodeType[WebhookConfig]):
 
     def request(self, config: WebhookConfig, preparation: Preparation) -> Json:
         key = "" if config.key is None else preparation.render(config.key, "key")
-        return {"event": config.event, "key": key if isinstance(key, str) else str(key)}
+        asked = {"event": config.event, "key": key if isinstance(key, str) else str(key)}
+        if config.when is None:
+            return asked
+        # The condition is asked where an event is sent, and of the run it sees what it names.
+        names = named_values(config.when, preparation.names)
+        return {**asked, "condition": {"when": config.when, "names": names}}
 
     async def run(self, config: WebhookConfig, call: NodeCall) -> NodeResult:
         wait = call.new_wait(WaitKind.EVENT)
@@ -35,6 +41,7 @@ class WebhookNode(NodeType[WebhookConfig]):
             title=f"{call.key} waits for the event {config.event}",
             event_name=config.event,
             event_key=call.request["key"],
+            data=call.session.redact(call.request.get("condition")),
             form_schema=config.payload_schema,
             on_timeout=config.on_timeout,
             timeout_data=config.timeout_data,
@@ -45,7 +52,7 @@ class WebhookNode(NodeType[WebhookConfig]):
             return NodeResult(output=closed.answer["data"])
         if config.on_timeout == "route":
             return NodeResult(output=config.timeout_data, handles=(HANDLE_TIMEOUT,), takes_default=False)
-        raise NodeError(
+        raise TimeOver(
             f"no event {config.event!r} with the key {call.request['key']!r} came within {config.timeout:g} s",
             code="event-timeout",
             path=call.key,

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentmesh_dagster.errors import ToolError
 
-__all__ = ["ToolFailure", "ToolRefused"]
+__all__ = ["FunctionFailed", "ToolFailure", "ToolRefused"]
 
 
 class ToolFailure(ToolError):
@@ -37,6 +37,13 @@ class ToolFailure(ToolError):
     @property
     def retryable(self) -> bool:
         return self._retryable
+
+
+class FunctionFailed(ToolFailure):
+    """A function of the user's own raised, or returned what JSON cannot hold."""
+
+    category = "user"
+    default_code = "function-failed"
 
 
 class ToolRefused(ToolError):
