@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from agentmesh_dagster.records import Json, RunStatus
-from agentmesh_dagster.runtime.scope import Scope, called_scope, step_view, workflow_input
+from agentmesh_dagster.runtime.scope import Scope, called_scope, shown_moment, step_view, workflow_input
 from agentmesh_dagster.specs.documents import BodySpec
 from agentmesh_dagster.specs.expressions import render
 from agentmesh_dagster.specs.names import identifier
@@ -32,6 +33,7 @@ def closing_scope(
     status: RunStatus,
     output: Json = None,
     error: Json = None,
+    at: datetime | None = None,
 ) -> Scope:
     """The pass through a body that follows a workflow's end. It sees the workflow's input, steps and state.
 
@@ -44,6 +46,7 @@ def closing_scope(
         status: How the workflow ended: `run.status` in the body.
         output: What it came to: `context.last_output` of the body's roots.
         error: What it failed with: `run.error` in the body.
+        at: When the run ended: `run.now` of the body's roots; default: when the workflow began.
 
     Raises:
         ExpressionError: The input of the workflow that the body calls cannot be rendered.
@@ -59,6 +62,8 @@ def closing_scope(
             context = rules.joined(context, row.routing_decision.get("set", {}))
     level = outer.level.body(body)
     run = {**outer.run, "status": status.value, "error": error}
+    if at is not None:
+        run["now"] = shown_moment(at)
     scope = Scope(
         level,
         input=outer.input,

@@ -108,6 +108,7 @@ async def finalize_run(session: RunSession, say: Say) -> None:
                 status=run.status,
                 output=run.output,
                 error=run.error,
+                at=run.finished_at,
             )
             await walk(session, scope, say)
         except RunRefused:

@@ -125,7 +125,12 @@ async def _prepared(
             row = await record_skipped(session, scope, node_id)
         return NodeOutcome(state=NodeState.SKIPPED, row=row)
     finished = {name: row for name, row in known.items() if row.is_finished}
-    return _NodeWork(session, scope, node, finished, say, collect=collect)
+    unfit: AgentMeshError | None = None
+    try:
+        await node.type.load(node.config, session)
+    except AgentMeshError as error:
+        unfit = error
+    return _NodeWork(session, scope, node, finished, say, collect=collect, unfit=unfit)
 
 
 def _told_waits(session: RunSession, work: _NodeWork, row: Step, say: Say) -> tuple[Wait, ...]:
@@ -150,6 +155,7 @@ class _NodeWork:
         say: Say,
         *,
         collect: bool,
+        unfit: AgentMeshError | None,
     ) -> None:
         self.session = session
         self.say = say
@@ -163,7 +169,7 @@ class _NodeWork:
         self.has_waited = known is not None and known.status is StepStatus.WAITING
         self.worked_s = (known.duration_ms or 0) / 1000 if known is not None and self.has_waited else 0.0
         """How long it worked before it waited."""
-        self.unfit: AgentMeshError | None = None
+        self.unfit = unfit
         try:
             self.names = names_before(scope, self.node.id, finished)
         except AgentMeshError as error:
@@ -175,11 +181,13 @@ class _NodeWork:
             scope=scope,
             session=session,
             say=say,
+            rows=finished,
             attached=frozenset(edge.handle for edge in scope.graph.outgoing[self.node.id]),
         )
         self.request: Json = None
         try:
-            self.request = self.type.request(self.config, self.preparation)
+            if unfit is None:
+                self.request = self.type.request(self.config, self.preparation)
         except AgentMeshError as error:
             self.unfit = self.unfit or error
         incoming = scope.graph.incoming[self.node.id]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from agentmesh_dagster.errors import NodeError
@@ -105,7 +106,8 @@ class Scope:
     level: Level
     input: Json = None
     run: Mapping[str, Json] = field(default_factory=dict[str, Any])
-    """`run` in expressions."""
+    """`run` in expressions; its `now` is that of the roots. Of the other nodes `now` is the moment at which the node
+    above finished, as its row says: the same in every replay."""
     prefix: str = ""
     """What stands before a node id in the step keys of this level: `both/left/`, `each[3]/`."""
     owner_key: str | None = None
@@ -148,15 +150,28 @@ class Scope:
 
 def top_scope(level: Level, run: Run) -> Scope:
     """The pass of a run through its workflow's own level."""
-    return Scope(level, input=run.input, run={"id": run.id}, context=level.state.defaults)
+    began = run.started_at or run.queued_at
+    shown = None if began is None else shown_moment(began)
+    seen: dict[str, Json] = {"id": run.id, "started_at": shown, "now": shown}
+    return Scope(level, input=run.input, run=seen, context=level.state.defaults)
 
 
-def called_scope(outer: Scope, level: Level, owner_key: str, input: Json) -> Scope:
-    """The pass through a called workflow's own level: it sees its own input and state, and nothing of its caller's."""
+def called_scope(
+    outer: Scope, level: Level, owner_key: str, input: Json, run: Mapping[str, Json] | None = None
+) -> Scope:
+    """The pass through a called workflow's own level: it sees its own input and state, and nothing of its caller's.
+
+    Args:
+        outer: The pass in which it is called.
+        level: The workflow's own level.
+        owner_key: The key of the row of the call.
+        input: Its input.
+        run: `run` in its expressions; default: as at the beginning of `outer`.
+    """
     return Scope(
         level,
         input=input,
-        run=outer.run,
+        run=outer.run if run is None else run,
         prefix=f"{owner_key}/",
         owner_key=owner_key,
         context=level.state.defaults,
@@ -198,8 +213,16 @@ def names_before(
         steps[identifier(name)] = view
     written = writes_of(scope, rows, above, f"{scope.key(node_id)!r}") if with_state else {}
     context = scope.level.state.joined(scope.context, written)
-    context["last_output"] = _last_output(scope, node_id, rows)
-    return {"input": scope.input, "steps": steps, "context": context, "run": scope.run, **scope.locals}
+    upstream = upstream_node(scope, node_id, rows)
+    run = scope.run
+    if upstream is not None:
+        row = rows[upstream]
+        context["last_output"] = row.output
+        if row.finished_at is not None:
+            run = {**run, "now": shown_moment(row.finished_at)}
+    else:
+        context["last_output"] = None if graph.incoming[node_id] else scope.upstream
+    return {"input": scope.input, "steps": steps, "context": context, "run": run, **scope.locals}
 
 
 def names_after(
@@ -271,15 +294,14 @@ def step_view(row: Step | None) -> dict[str, Json]:
     return {"output": row.output, "error": row.error, "status": row.status.value}
 
 
-def _last_output(scope: Scope, node_id: str, rows: Mapping[str, Step]) -> Json:
-    """The output of the live upstream node; of several, of the last in topological order."""
-    incoming = scope.graph.incoming[node_id]
-    if not incoming:
-        return scope.upstream
-    live = {edge.source for edge in incoming if is_live(edge, rows)}
+def upstream_node(scope: Scope, node_id: str, rows: Mapping[str, Step]) -> str | None:
+    """The live node above a node; of several, the last in topological order. None for the roots of a body."""
+    live = {edge.source for edge in scope.graph.incoming[node_id] if is_live(edge, rows)}
     if len(live) == 1:
-        return rows[next(iter(live))].output
-    for name in reversed(scope.graph.ancestors[node_id]):
-        if name in live:
-            return rows[name].output
-    return None
+        return next(iter(live))
+    return next((name for name in reversed(scope.graph.ancestors[node_id]) if name in live), None)
+
+
+def shown_moment(moment: datetime) -> str:
+    """A moment as expressions see it: ISO 8601, in milliseconds."""
+    return moment.isoformat(timespec="milliseconds")

@@ -87,6 +87,8 @@ class RunSession:
         """The passes through the levels of nested graphs, by their path."""
         self.fanned: dict[str, Sequence[Item]] = {}
         """The items of fanned-out nodes, by the node's step key."""
+        self.takes_input: dict[str, bool] = {}
+        """By the slug of a tool: whether its input has fields."""
         self.slots = asyncio.Semaphore(pinned.workflow.settings.max_concurrent or WALKED_AT_ONCE)
         """How many nodes of all walked levels may be at work at once."""
         self._waits: dict[tuple[str, str], Wait] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
 from agentmesh_dagster.records import Json
@@ -30,6 +30,22 @@ def target_of(root: Json, schema: Json) -> dict[str, Json]:
         except LookupError:
             break
     return merged
+
+
+_ABOUT_FIELDS: Final = frozenset(
+    (
+        *("properties", "patternProperties", "required", "propertyNames", "minProperties", "enum", "const"),
+        *("dependentRequired", "dependentSchemas", "unevaluatedProperties"),
+        *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"),
+    )
+)
+
+
+def says_fields(schema: Mapping[str, Json]) -> bool:
+    """Whether a schema says anything of what a value holds, besides that it is an object."""
+    if schema.get("type", "object") != "object" or isinstance(schema.get("additionalProperties"), dict):
+        return True
+    return any(schema.get(word) for word in _ABOUT_FIELDS)
 
 
 def types_of(root: Json, schema: Json) -> frozenset[str] | None:

@@ -11,8 +11,8 @@ from agentmesh_dagster.specs.problems import Suggestions
 from agentmesh_dagster.validation.level import Level, body_writes, own_writes
 from agentmesh_dagster.validation.view import NodeView, WorkflowView
 
-RUN_FIELDS: Final = ("id",)
-ENDED_RUN_FIELDS: Final = ("id", "status", "error")
+RUN_FIELDS: Final = ("id", "started_at", "now")
+ENDED_RUN_FIELDS: Final = (*RUN_FIELDS, "status", "error")
 """What `on_failure` and `finally` see of the run."""
 WORKFLOW_NAMES: Final = frozenset(("input", "steps", "context", "run"))
 OPAQUE: Final = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties")

@@ -13,7 +13,7 @@ from agentmesh_dagster.runtime.called import run_called
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
 from agentmesh_dagster.runtime.row_buffer import RowBuffer
-from agentmesh_dagster.runtime.scope import Scope
+from agentmesh_dagster.runtime.scope import Scope, upstream_node
 from agentmesh_dagster.runtime.session import RunSession
 from agentmesh_dagster.runtime.step_context import StepContext
 from agentmesh_dagster.runtime.waiting import closed_wait, new_wait
@@ -74,6 +74,8 @@ class Preparation:
     """Takes lines for the readable step log."""
     attached: frozenset[str | None] = frozenset()
     """The handles that its outgoing edges leave from; None for those without one."""
+    rows: Mapping[str, Step] = field(default_factory=dict[str, Step])
+    """The finished rows before it, by node id."""
 
     def render(self, template: Json, field_name: str) -> Json:
         """A config field, rendered; errors name the node and the field."""
@@ -83,6 +85,14 @@ class Preparation:
     def upstream(self) -> Json:
         """The output of the live upstream node."""
         return self.names["context"]["last_output"]
+
+    @property
+    def upstream_source(self) -> str:
+        """Whose output that is, for errors."""
+        name = upstream_node(self.scope, self.node.id, self.rows)
+        if name is not None:
+            return f"the output of {self.scope.key(name)!r}"
+        return "what came before the first nodes of this body (context.last_output)"
 
 
 @dataclass
@@ -401,6 +411,10 @@ class NodeType(ABC, Generic[ConfigT]):
     def describe(self, config: ConfigT) -> str:
         """One line for the op's description, where the node has none."""
         return ""
+
+    async def load(self, config: ConfigT, session: RunSession) -> None:
+        """Makes ready what `request` needs and what would hold up the event loop there; kept in the session."""
+        return
 
     def request(self, config: ConfigT, preparation: Preparation) -> Json:
         """The rendered input: what the journal keeps and the fingerprint covers. Pure; no secret in it."""

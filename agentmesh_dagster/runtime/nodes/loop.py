@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from agentmesh_dagster.errors import NodeError
-from agentmesh_dagster.records import Json, WaitKind
+from agentmesh_dagster.records import Json, Step, WaitKind
 from agentmesh_dagster.runtime.journalled import StepAnswer
 from agentmesh_dagster.runtime.nodes.base import (
     LevelEnd,
@@ -53,6 +53,7 @@ class LoopNode(NodeType[LoopConfig]):
         output: Json = None
         upstream = preparation.upstream
         count = 0
+        row: Step | None = None
         wants_more = config.while_ is None or self._asks(config, call, None, LevelEnd(output=upstream), 0)
         while wants_more and count < config.max_iterations:
             if count and config.delay_s:
@@ -66,6 +67,7 @@ class LoopNode(NodeType[LoopConfig]):
                 place="body",
                 names={"iteration": count},
                 context=rules.joined(preparation.names["context"], state),
+                now=row.finished_at if row is not None else None,
                 buffer=call.buffer,
             )
             row = await call.part(

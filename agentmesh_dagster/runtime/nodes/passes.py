@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from agentmesh_dagster.records import Json, Step, Wait
 from agentmesh_dagster.runtime.nodes.base import NodeCall, Preparation
 from agentmesh_dagster.runtime.row_buffer import RowBuffer
-from agentmesh_dagster.runtime.scope import Scope, called_scope, state_conflict, workflow_input
+from agentmesh_dagster.runtime.scope import Scope, called_scope, shown_moment, state_conflict, workflow_input
 from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.documents import BodySpec
 from agentmesh_dagster.specs.expressions import render
@@ -58,6 +59,7 @@ def body_scope(
     place: str,
     names: Mapping[str, Json] | None = None,
     context: Mapping[str, Json] | None = None,
+    now: datetime | None = None,
     buffer: RowBuffer | None = None,
     is_quiet: bool = False,
 ) -> Scope:
@@ -71,6 +73,7 @@ def body_scope(
         place: Where the body stands in the config, for errors.
         names: `item`, `index`, `iteration`.
         context: The state; default: as the container sees it.
+        now: When the pass before it finished; default: `run.now` is as the container sees it.
         buffer: Where its rows wait, if it is walked.
         is_quiet: Whether its nodes keep out of the readable log.
     """
@@ -78,10 +81,13 @@ def body_scope(
     seen = preparation.names
     state = seen["context"] if context is None else context
     level = outer.level.body(body)
+    run: Mapping[str, Json] = seen["run"]
+    if now is not None:
+        run = {**run, "now": shown_moment(now)}
     scope = Scope(
         level,
         input=seen["input"],
-        run=outer.run,
+        run=run,
         prefix=f"{owner_key}/",
         owner_key=owner_key,
         steps=seen["steps"],

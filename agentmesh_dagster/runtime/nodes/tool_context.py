@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.nodes.base import NodeCall
 from agentmesh_dagster.runtime.tools.base import ToolContext
 
@@ -16,4 +17,15 @@ def tool_context(call: NodeCall, key: str) -> ToolContext:
         clock=environment.clock,
         idempotency_key=step.idempotency_key,
         step=step,
+    )
+
+
+def schema_context(environment: Environment) -> ToolContext:
+    """What suffices to ask a tool for its schemas."""
+    return ToolContext(
+        secrets=environment.secrets,
+        http=environment.http,
+        functions=environment.functions,
+        clock=environment.clock,
+        idempotency_key="",
     )

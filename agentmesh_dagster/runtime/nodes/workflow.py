@@ -38,7 +38,8 @@ class WorkflowNode(NodeType[WorkflowConfig]):
             return {}
         key = preparation.scope.key(preparation.node.id)
         given = self.request(config, preparation)["input"]
-        return {key: called_scope(preparation.scope, _level(config, preparation), key, given)}
+        level, run = _level(config, preparation), preparation.names["run"]
+        return {key: called_scope(preparation.scope, level, key, given, run)}
 
     async def run(self, config: WorkflowConfig, call: NodeCall) -> NodeResult:
         if config.async_:
