@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,23 +14,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentmesh_dagster.constants import GROUP_DEFINITIONS
 from agentmesh_dagster.errors import DefinitionError, DocumentInvalid, NotFound
 from agentmesh_dagster.records import Json, Publication, Version
+from agentmesh_dagster.runtime.functions import FunctionRegistry
 from agentmesh_dagster.runtime.notify.registry import notifier_configs
 from agentmesh_dagster.runtime.registry import node_configs
 from agentmesh_dagster.runtime.secrets import load_provider
+from agentmesh_dagster.runtime.tools.errors import ToolRefused
 from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
 from agentmesh_dagster.specs.documents import Document, document_model
 from agentmesh_dagster.specs.fields import as_object
 from agentmesh_dagster.specs.loading import LoadedDocument, document_files, load_documents, load_path
-from agentmesh_dagster.specs.problems import Problem
+from agentmesh_dagster.specs.problems import OF_OTHERS, OF_REFERENCES, Problem
 from agentmesh_dagster.specs.resolve import PinnedDocument, references_of, resolve_closure
-from agentmesh_dagster.validation import CheckedSource, validate_document, validate_raw
+from agentmesh_dagster.validation import Checked, CheckedSource, validate_document, validate_raw
+from agentmesh_dagster.validation.function_rules import LookedUp, LookUp
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
 
 # What is published first: a workflow's closure takes the versions that its agents and tools have then.
 _PLACES_SHOWN = 3
-_REFERENCE_CODES = ("reference-missing", "reference-inactive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +129,24 @@ class Authoring:
     def check(self, paths: Sequence[Path]) -> Report:
         """All problems of the documents in files and folders, at once; nothing is written.
 
-        References to documents that are neither in the files nor stored are warnings: they block publishing alone.
+        They are those that `publish` would find, but for references to documents that are neither in the files nor
+        stored: these are warnings.
 
         Raises:
             DefinitionError: A file cannot be read, or holds no document.
         """
         return self._report(*_read(paths))
+
+    def check_stored(self, kind: str, slug: str, *, version: int | None = None) -> Report:
+        """All problems of a stored version, as `publish` would tell them.
+
+        Raises:
+            NotFound: There is no such definition or version.
+        """
+        stored = self._store.catalog.get_version(self._project, kind, slug, version)
+        problems = self._checked(stored).problems
+        source = f"{kind} {slug}, version {stored.number}"
+        return Report(documents=(CheckedDocument(source=source, kind=kind, slug=slug, problems=problems),))
 
     def check_documents(self, documents: Sequence[Json], *, source: str = "documents") -> Report:
         """As `check`, of documents that are no files.
@@ -146,7 +161,7 @@ class Authoring:
         return self._report(_plain(documents, source), [])
 
     def _report(self, loaded: Sequence[LoadedDocument], unread: Sequence[CheckedDocument]) -> Report:
-        checked = self._check(loaded, publish=False)
+        checked = self._check(loaded, warned=OF_REFERENCES)
         return Report(
             documents=(
                 *unread,
@@ -210,7 +225,8 @@ class Authoring:
         publish: bool,
         message: str,
     ) -> tuple[Imported, ...]:
-        checked = self._check(loaded, publish=publish)
+        # What concerns other documents too blocks nothing but their publication.
+        checked = self._check(loaded, warned=frozenset() if publish else OF_OTHERS)
         errors = [{**p.to_json(), "source": d.source} for d in unread for p in d.problems]
         errors += [{**p.to_json(), "source": s} for s, found in checked for p in found.checked.errors]
         if errors:
@@ -253,13 +269,7 @@ class Authoring:
         stored = self._store.catalog.get_version(self._project, kind, slug, version)
         document = parse_stored(stored)
         library = StoreLibrary(self._store, self._project)
-        checked = validate_document(
-            stored.document,
-            node_configs=node_configs(),
-            notify_configs=notifier_configs(),
-            library=library,
-            secrets_known=_secret_is_known,
-        )
+        checked = self._checked(stored)
         if checked.errors:
             problems = [problem.to_json() for problem in checked.errors]
             raise DocumentInvalid(f"{kind} {slug!r} cannot be published; nothing was changed", problems)
@@ -368,38 +378,44 @@ class Authoring:
             key: self._publish_checked(*documents[key], library, message) for key in _callees_first(referred)
         }
 
-    def _check(self, loaded: Sequence[LoadedDocument], *, publish: bool) -> list[tuple[str, CheckedSource]]:
-        """The documents with what is wrong with each."""
+    def _checked(self, stored: Version) -> Checked:
+        """A stored version with what is wrong with it."""
+        return validate_document(
+            stored.document,
+            node_configs=node_configs(),
+            notify_configs=notifier_configs(),
+            library=StoreLibrary(self._store, self._project),
+            secrets_known=_secret_is_known,
+            look_up=_looking_up(),
+        )
+
+    def _check(
+        self, loaded: Sequence[LoadedDocument], *, warned: frozenset[str]
+    ) -> list[tuple[str, CheckedSource]]:
+        """The documents with what is wrong with each.
+
+        Args:
+            loaded: The documents.
+            warned: Codes of problems that are warnings here.
+        """
         found = validate_raw(
             [document.data for document in loaded],
             node_configs=node_configs(),
             notify_configs=notifier_configs(),
-            library=StoreLibrary(self._store, self._project) if publish else None,
+            library=StoreLibrary(self._store, self._project),
             secrets_known=_secret_is_known,
+            look_up=_looking_up(),
         )
-        if not publish:
-            found = self._with_reference_warnings(found)
-        return [(loaded[source.source].source, source) for source in found]
+        return [(loaded[source.source].source, _with_warnings(source, warned)) for source in found]
 
-    def _with_reference_warnings(self, found: list[CheckedSource]) -> list[CheckedSource]:
-        from agentmesh_dagster.specs.resolve import DocumentLibrary, check_references
 
-        beside = [source.checked.document for source in found if source.checked.document is not None]
-        library = DocumentLibrary(beside, StoreLibrary(self._store, self._project))
-
-        def warned(source: CheckedSource) -> CheckedSource:
-            document = source.checked.document
-            if document is None:
-                return source
-            more = tuple(
-                replace(problem, severity="warning") if problem.code in _REFERENCE_CODES else problem
-                for problem in check_references(document, library, node_configs=node_configs())
-            )
-            kept = None if any(problem.severity == "error" for problem in more) else document
-            problems = (*source.checked.problems, *more)
-            return replace(source, checked=replace(source.checked, document=kept, problems=problems))
-
-        return [warned(source) for source in found]
+def _with_warnings(source: CheckedSource, codes: frozenset[str]) -> CheckedSource:
+    problems = [
+        replace(problem, severity="warning") if problem.code in codes else problem
+        for problem in source.checked.problems
+    ]
+    in_order = tuple(sorted(problems, key=lambda problem: problem.severity != "error"))
+    return replace(source, checked=replace(source.checked, problems=in_order))
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[LoadedDocument], list[CheckedDocument]]:
@@ -457,6 +473,25 @@ def parse_stored(version: Version) -> Document:
 
 def _secret_is_known(name: str) -> bool:
     return bool(load_provider().get(name))
+
+
+def _looking_up() -> LookUp:
+    """Looks up functions as runs do, in the modules that are allowed here."""
+    registry = FunctionRegistry.from_environment()
+
+    @cache
+    def look_up(reference: str) -> LookedUp:
+        try:
+            found = registry.resolve(reference)
+        except ToolRefused as refused:
+            if refused.code == "function-not-allowed" and not registry.modules:
+                # Nothing is allowed here: this is no place where runs execute, and tells nothing.
+                return LookedUp()
+            is_sure = refused.code != "function-not-allowed" and refused.__cause__ is None
+            return LookedUp(problem=refused.message, is_sure=is_sure)
+        return LookedUp(input_schema=found.input_schema, output_schema=found.output_schema)
+
+    return look_up
 
 
 def _supplied(point: EntryPoint) -> list[Json]:

@@ -201,6 +201,16 @@ def test_validate_reports_every_problem_with_its_place(cli: Cli):
     assert {"code", "path", "message", "mend", "severity"} <= set(document["problems"][0])
 
 
+def test_validate_checks_what_is_stored(cli: Cli):
+    cli("import", "docs", "--publish")
+    assert cli("validate", "workflow", "greet", "--explain").code == 0
+    done = cli("validate", "agent", "helper", "--version", "1", "--json").json
+    assert [document["source"] for document in done["documents"]] == ["agent helper, version 1"]
+    absent = cli("validate", "workflow", "gret")
+    assert absent.code == 2
+    assert cli("validate", "absent.yaml").code == 2
+
+
 def test_validate_stores_nothing_and_warnings_do_not_fail(cli: Cli):
     Path("warned.yaml").write_text(WORKFLOW.replace("    timeout_s: 30\n", ""))
     done = cli("validate", "warned.yaml", "--json")

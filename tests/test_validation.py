@@ -912,7 +912,8 @@ def test_every_rule_stands_in_the_table_and_is_tested() -> None:
         "timeout-missing", "secret-unconfigured", "side-effect-ungated", "mapping-missing", "mapping-unknown",
         "mapping-mismatch", "document-duplicate", "job-name-collision", "reference-missing", "reference-inactive",
         "reference-conflict", "reference-cycle", "too-many-for-max-steps", "output-schema-shadowed", "join-too-many",
-        "body-start-end", "node-id-shadows", "branch-name-invalid", "wait-too-many", "too-many-iterations",
+        "function-unknown", "function-unavailable",
+            "body-start-end", "node-id-shadows", "branch-name-invalid", "wait-too-many", "too-many-iterations",
         "wait-in-finally", "reducer-unknown", "reducer-unfit", "state-conflict",
     }  # fmt: skip
     assert {code for code, _, _ in CASES} | elsewhere == set(RULES)

@@ -77,6 +77,9 @@ class CliContext:
         """Reading, checking, storing and publishing documents, as this user."""
         from agentmesh_dagster.authoring import Authoring
 
+        if str(self.root) not in sys.path:
+            # Functions of documents are looked up where runs find them, too.
+            sys.path.append(str(self.root))
         return Authoring(self.store(), self.project, actor=actor())
 
 

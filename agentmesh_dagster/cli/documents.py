@@ -20,6 +20,7 @@ from agentmesh_dagster.cli.context import (
     print_warnings,
 )
 from agentmesh_dagster.cli.reload import reload_jobs
+from agentmesh_dagster.constants import KINDS
 from agentmesh_dagster.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def export(
 
 
 @click.command(epilog=example("agentmesh validate workflows/ agents/triage.yaml"))
-@_paths
+@click.argument("paths", nargs=-1, required=True, metavar="PATH... | KIND SLUG")
+@click.option("--version", type=click.IntRange(min=1), metavar="N", help="Of KIND SLUG; default: the newest.")
 @click.option(
     "--explain",
     "explains",
@@ -135,11 +137,13 @@ def export(
 )
 @json_option
 @pass_cli
-def validate(cli: CliContext, paths: tuple[Path, ...], explains: bool, as_json: bool) -> None:
+def validate(
+    cli: CliContext, paths: tuple[str, ...], version: int | None, explains: bool, as_json: bool
+) -> None:
     """Check documents, and print every problem.
 
-    Each problem with its place and what to do. Nothing is stored. Exits with 1 when there are errors;
-    warnings never block.
+    Each problem with its place and what to do, as publish would tell it. Nothing is stored. Exits with 1 when
+    there are errors; warnings never block. KIND SLUG checks a stored document, in its newest version.
 
     --explain adds the worst case of one run of each workflow without errors. Steps are the rows of nodes,
     items, iterations and branches. Model calls count each model of a list that is tried in turn, retries, and
@@ -148,8 +152,20 @@ def validate(cli: CliContext, paths: tuple[Path, ...], explains: bool, as_json: 
     of the schema it comes from; what has no bound is named. on_failure and finally are in the total, and runs
     started with async are not.
     """
-    report = cli.authoring().check(paths)
-    explained = list(_explained(cli, paths, report)) if explains else [None] * len(report.documents)
+    if _is_stored(paths):
+        kind, slug = paths
+        report = cli.authoring().check_stored(kind, slug, version=version)
+        documents = [_stored_document(cli, kind, slug, version)] if explains and not report.errors else [None]
+    else:
+        if version is not None:
+            raise click.UsageError("--version goes with KIND SLUG")
+        files = [Path(path) for path in paths]
+        missing = next((path for path in files if not path.exists()), None)
+        if missing is not None:
+            raise click.BadParameter(f"Path {str(missing)!r} does not exist.", param_hint="PATH...")
+        report = cli.authoring().check(files)
+        documents = _documents(files, report) if explains else []
+    explained = list(_explained(cli, documents)) if explains else [None] * len(report.documents)
     if as_json:
         print_json(
             {
@@ -177,15 +193,25 @@ def validate(cli: CliContext, paths: tuple[Path, ...], explains: bool, as_json: 
         raise click.exceptions.Exit(1)
 
 
-def _explained(cli: CliContext, paths: Sequence[Path], report: Report) -> Iterator[Explanation | None]:
-    """The worst case of each document of a report; None for what is no workflow, or has errors."""
+def _is_stored(words: Sequence[str]) -> bool:
+    """Whether the words are a kind and a slug, and no files."""
+    return len(words) == 2 and words[0] in KINDS and not Path(words[0]).exists()
+
+
+def _stored_document(cli: CliContext, kind: str, slug: str, version: int | None) -> Document:
+    from agentmesh_dagster.authoring import parse_stored
+
+    return parse_stored(cli.store().catalog.get_version(cli.project, kind, slug, version))
+
+
+def _explained(cli: CliContext, documents: Sequence[Document | None]) -> Iterator[Explanation | None]:
+    """The worst case of each document; None for what is no workflow, or has errors."""
     from agentmesh_dagster.authoring import StoreLibrary
     from agentmesh_dagster.runtime.registry import node_configs
     from agentmesh_dagster.specs.documents import WorkflowSpec
     from agentmesh_dagster.specs.resolve import DocumentLibrary
     from agentmesh_dagster.validation.bounds import explain
 
-    documents = _documents(paths, report)
     beside = [document for document in documents if document is not None]
     library = DocumentLibrary(beside, StoreLibrary(cli.store(), cli.project))
     for document in documents:

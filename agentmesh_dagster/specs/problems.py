@@ -173,6 +173,10 @@ RULES: Final[dict[str, Rule]] = {
     "mapping-missing": _error("A mapped input gives what the target's input schema requires."),
     "mapping-unknown": _error("A mapped input gives nothing that the target's closed input schema excludes."),
     "mapping-mismatch": _error("A mapped value can fit the target's input schema."),
+    "function-unknown": _error("A function that a document names can be called."),
+    "function-unavailable": _warning(
+        "The module of a function can be imported, and is allowed, where the check runs."
+    ),
     "document-duplicate": _error("One import holds each document once."),
     "job-name-collision": _error("No two documents become the same Dagster job."),
     # Prudence.
@@ -185,6 +189,16 @@ RULES: Final[dict[str, Rule]] = {
     "timeout-missing": _warning("Nodes that wait for something outside have a timeout."),
 }
 """All rules by code, in the order in which a page prints them."""
+
+OF_REFERENCES: Final = frozenset(("reference-missing", "reference-inactive"))
+"""Rules about what is to be there once a document is published."""
+OF_OTHERS: Final = OF_REFERENCES | {
+    "mapping-missing",
+    "mapping-unknown",
+    "mapping-mismatch",
+    "function-unknown",
+}
+"""Rules about a document and others together: a document that breaks them can be stored, and not published."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -52,7 +52,7 @@ def _has_nul(value: Json) -> bool:
 def check_slug(slug: str) -> None:
     if not SLUG_PATTERN.match(slug):
         raise DefinitionError(
-            f"{slug!r} is no slug: a letter, then letters, digits, single '-' or '_', at most 100",
+            f"{slug!r} is no slug: an ASCII letter, then ASCII letters, digits, single '-' or '_', at most 100",
             code="bad-slug",
         )
 

@@ -17,7 +17,7 @@ from agentmesh_dagster.specs.names import job_name
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.normalize import Normalized, normalize
 from agentmesh_dagster.specs.notify import BUILTIN_NOTIFY_CONFIGS, NotifyConfig
-from agentmesh_dagster.specs.problems import Problem, suggestion
+from agentmesh_dagster.specs.problems import OF_OTHERS, Problem, suggestion
 from agentmesh_dagster.specs.resolve import DocumentLibrary, Library, check_references
 from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
 from agentmesh_dagster.validation.container_rules import container_problems
@@ -35,6 +35,7 @@ from agentmesh_dagster.validation.expression_rules import (
     tool_expression_problems,
     workflow_expression_problems,
 )
+from agentmesh_dagster.validation.function_rules import LookUp, function_problem, function_problems
 from agentmesh_dagster.validation.gate_rules import approval_problems, gate_problems, notify_problems
 from agentmesh_dagster.validation.mapping_rules import mapping_problems
 from agentmesh_dagster.validation.prudence_rules import prudence_problems, unused_problems
@@ -54,7 +55,7 @@ class Checked:
     """What the check of one document came to."""
 
     document: Document | None
-    """The document, or None where there are errors."""
+    """The document; None where there are errors, besides those about what it refers to."""
     problems: tuple[Problem, ...]
 
     @property
@@ -75,6 +76,7 @@ class _Context:
     notify_configs: Mapping[str, type[NotifyConfig]]
     library: Library | None
     secrets_known: Callable[[str], bool] | None
+    look_up: LookUp | None
 
 
 def validate_document(
@@ -85,6 +87,7 @@ def validate_document(
     notify_configs: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS,
     library: Library | None = None,
     secrets_known: Callable[[str], bool] | None = None,
+    look_up: LookUp | None = None,
 ) -> Checked:
     """Checks a normalised document; finds all problems at once, and never raises for what it finds.
 
@@ -95,6 +98,7 @@ def validate_document(
         notify_configs: Config models of the notifiers.
         library: Where referred documents are found; without one, references are checked for their form alone.
         secrets_known: Whether a secret is configured; without it, that is not looked at.
+        look_up: Looks up Python functions; without it, they are checked for their form alone.
     """
     context = _Context(
         node_configs=node_configs,
@@ -102,6 +106,7 @@ def validate_document(
         notify_configs=notify_configs,
         library=library,
         secrets_known=secrets_known,
+        look_up=look_up,
     )
     if not isinstance(raw, dict):
         return _refused(
@@ -121,7 +126,7 @@ def validate_document(
     problems += _all_problems(kind, document, context)
     model = document_model(kind)
     complete: Document | None = None
-    if not any(problem.severity == "error" for problem in problems):
+    if not _has_own_errors(problems):
         try:
             complete = model.model_validate(document)
         except ValidationError as error:
@@ -133,9 +138,13 @@ def validate_document(
         problems += check_references(
             complete, held, node_configs=context.node_configs, tool_configs=context.tool_configs
         )
-        if any(problem.severity == "error" for problem in problems):
+        if _has_own_errors(problems):
             complete = None
     return Checked(complete, tuple(_in_order(problems)))
+
+
+def _has_own_errors(problems: Sequence[Problem]) -> bool:
+    return any(problem.severity == "error" and problem.code not in OF_OTHERS for problem in problems)
 
 
 def _with_root(document: Document, library: Library) -> Library:
@@ -205,8 +214,10 @@ def _workflow_problems(view: WorkflowView, context: _Context) -> list[Problem]:
     problems += _told(view, context)
     problems += container_problems(view, levels, context.library)
     problems += state_problems(view, levels)
+    if context.look_up is not None:
+        problems += function_problems(view, context.look_up)
     if context.library is not None:
-        problems += mapping_problems(view, levels, context.library)
+        problems += mapping_problems(view, levels, context.library, context.look_up)
     problems += prudence_problems(view, levels, context.library)
     return problems
 
@@ -224,6 +235,8 @@ def _tool_problems(raw: JsonObject, context: _Context, reading: Reading) -> list
         reading.collect(config_type, config, "config")
     problems += tool_expression_problems(raw, config_type, context.secrets_known)
     problems += approval_problems(raw)
+    if kind == "function" and config is not None and context.look_up is not None:
+        problems += function_problem(config.get("function"), "config.function", context.look_up)
     return problems
 
 
@@ -303,6 +316,7 @@ def validate_raw(
     notify_configs: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS,
     library: Library | None = None,
     secrets_known: Callable[[str], bool] | None = None,
+    look_up: LookUp | None = None,
 ) -> list[CheckedSource]:
     """Normalises and checks documents as read from files, together: they find each other before the library's.
 
@@ -313,6 +327,7 @@ def validate_raw(
         notify_configs: Config models of the notifiers.
         library: Where documents outside of `raws` are found; without one, references are checked for form alone.
         secrets_known: Whether a secret is configured.
+        look_up: Looks up Python functions.
     """
     normalized = [normalize(raw, node_configs=node_configs, tool_configs=tool_configs) for raw in raws]
     places = [(number, n, inner) for number, n in enumerate(normalized) for inner in range(len(n.documents))]
@@ -326,6 +341,7 @@ def validate_raw(
             notify_configs=notify_configs,
             library=seen,
             secrets_known=secrets_known,
+            look_up=look_up,
         )
 
     results = [check(document, None) for document in documents]

@@ -11,7 +11,7 @@ from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs.base import MarkedField, Reference, SchemaField
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
 from agentmesh_dagster.specs.names import RESERVED_IN_DAGSTER, identifier, job_name
-from agentmesh_dagster.specs.problems import Problem, child_path
+from agentmesh_dagster.specs.problems import Problem, child_path, suggestion
 from agentmesh_dagster.specs.resolve import Library, missing
 from agentmesh_dagster.specs.schema import check_schema
 from agentmesh_dagster.specs.slugs import is_slug, parse_reference
@@ -26,7 +26,7 @@ def slug_problems(kind: str, slug: Json) -> Iterator[Problem]:
             "slug-invalid",
             "slug",
             f"The slug {slug[:120]!r} is not well-formed",
-            "Begin with a letter, then up to 99 letters, digits, '-' or '_', no two '-' or '_' side by side",
+            "Begin with an ASCII letter, then up to 99 ASCII letters, digits, '-' or '_', no two '-', '_' side by side",
         )
     elif kind == "workflow" and job_name(kind, slug) in RESERVED_IN_DAGSTER:
         yield Problem.of(
@@ -124,5 +124,9 @@ def known_type(
 ) -> Iterator[Problem]:
     """A type that nothing registered."""
     if given not in known:
-        names = ", ".join(repr(name) for name in sorted(known))
-        yield Problem.of(code, path, f"Unknown {word} type {given[:80]!r}", f"Known types are {names}")
+        yield Problem.of(
+            code,
+            path,
+            f"Unknown {word} type {given[:80]!r}",
+            suggestion(given, sorted(known)).replace("Known are", "Known types are"),
+        )

@@ -12,11 +12,13 @@ from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs import expressions
 from agentmesh_dagster.specs.documents import ToolSpec, WorkflowSpec
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
+from agentmesh_dagster.specs.nodes import CodeConfig
 from agentmesh_dagster.specs.problems import Problem, child_path, suggestion
 from agentmesh_dagster.specs.resolve import Library
 from agentmesh_dagster.specs.schema import check_schema, fill_and_coerce, is_static_subset, validate_value
 from agentmesh_dagster.specs.slugs import parse_reference
 from agentmesh_dagster.validation.document_rules import joined_path
+from agentmesh_dagster.validation.function_rules import LookUp
 from agentmesh_dagster.validation.level import Level
 from agentmesh_dagster.validation.output_schemas import output_schema_of
 from agentmesh_dagster.validation.referred import referred
@@ -34,8 +36,17 @@ class _Sources:
     """By the names of the nodes, the nearest level first."""
 
 
-def mapping_problems(view: WorkflowView, levels: Sequence[Level], library: Library) -> Iterator[Problem]:
-    """Sure misfits of the mapped inputs of a workflow's nodes and bodies."""
+def mapping_problems(
+    view: WorkflowView, levels: Sequence[Level], library: Library, look_up: LookUp | None
+) -> Iterator[Problem]:
+    """Sure misfits of the mapped inputs of a workflow's nodes and bodies.
+
+    Args:
+        view: The workflow.
+        levels: Its levels.
+        library: Where the tools and workflows are found.
+        look_up: Looks up functions, whose signatures are their schemas.
+    """
     found: dict[str, _Sources] = {}
     for level in levels:
         targets = {node.id: _target(node, library) for node in level.view.nodes.values()}
@@ -47,23 +58,47 @@ def mapping_problems(view: WorkflowView, levels: Sequence[Level], library: Libra
             sources = _Sources(outer.input_schema, outer.outputs.new_child(own))
         found[level.view.path] = sources
         if level.body is not None:
-            yield from _body_misfits(level.body, library, sources)
+            yield from _body_misfits(level.body, library, sources, look_up)
         for node in level.view.nodes.values():
             target = targets[node.id]
-            if target is not None and node.config is not None:
-                mapped: Json = getattr(node.config, "input", None)
-                yield from _mapped(mapped, target, f"{node.path}.config.input", sources)
+            path = f"{node.path}.config.input"
+            mapped: Json = getattr(node.config, "input", None)
+            if isinstance(node.config, CodeConfig):
+                yield from _called(
+                    mapped, node.config.function, f"function {node.config.function!r}", path, sources, look_up
+                )
+            elif target is not None:
+                yield from _mapped(mapped, target, path, sources, look_up)
 
 
-def _body_misfits(body: BodyView, library: Library, sources: _Sources) -> Iterator[Problem]:
+def _body_misfits(
+    body: BodyView, library: Library, sources: _Sources, look_up: LookUp | None
+) -> Iterator[Problem]:
     text: Json = body.raw.get("workflow")
     reference = parse_reference(text, "workflow") if isinstance(text, str) else None
     found = library.get("workflow", reference.slug, reference.version) if reference else None
     if found is not None and isinstance(found.document, WorkflowSpec):
-        yield from _mapped(body.raw.get("input"), found.document, f"{body.path}.input", sources)
+        yield from _mapped(body.raw.get("input"), found.document, f"{body.path}.input", sources, look_up)
 
 
-def _mapped(mapped: Json, target: ToolSpec | WorkflowSpec, path: str, sources: _Sources) -> Iterator[Problem]:
+def _called(
+    mapped: Json, function: Json, target: str, path: str, sources: _Sources, look_up: LookUp | None
+) -> Iterator[Problem]:
+    """Misfits of what a function gets: its signature is its schema."""
+    if look_up is not None and isinstance(function, str) and mapped is not None:
+        schema = look_up(function).input_schema
+        if schema is not None:
+            yield from _misfits(mapped, schema, path, target, sources)
+
+
+def _mapped(
+    mapped: Json, target: ToolSpec | WorkflowSpec, path: str, sources: _Sources, look_up: LookUp | None
+) -> Iterator[Problem]:
+    if isinstance(target, ToolSpec) and target.input_schema is None and target.type == "function":
+        yield from _called(
+            mapped, target.config.get("function"), f"tool {target.slug!r}", path, sources, look_up
+        )
+        return
     schema = _usable(target.input_schema)
     if schema is not None and mapped is not None:
         yield from _misfits(mapped, schema, path, f"{target.kind} {target.slug!r}", sources)

@@ -17,7 +17,7 @@ RESERVED: Final = frozenset((BEGIN_OP, END_OP, FINISH_OP, INLINE_OP, ITEM_OP))
 """Names of ops that are no nodes of a document."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _FORM: Final = (
-    "Begin with a letter, then up to 62 letters, digits, '-' or '_', no two '-' or '_' side by side"
+    "Begin with an ASCII letter, then up to 62 ASCII letters, digits, '-', '_', no two '-', '_' side by side"
 )
 
 
