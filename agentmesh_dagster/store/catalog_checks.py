@@ -11,8 +11,8 @@ from sqlalchemy import Connection, select
 from agentmesh_dagster.constants import KINDS
 from agentmesh_dagster.errors import DefinitionError, StoreError
 from agentmesh_dagster.records import Definition, Json
-from agentmesh_dagster.specs.base import SLUG_PATTERN
 from agentmesh_dagster.specs.names import job_name
+from agentmesh_dagster.specs.slugs import is_slug
 from agentmesh_dagster.store.columns import from_text, to_text
 from agentmesh_dagster.store.tables import definitions
 
@@ -29,7 +29,7 @@ def canonical(document: Document) -> dict[str, Json]:
     kind, slug = content.get("kind"), content.get("slug")
     if kind not in KINDS or not isinstance(slug, str):
         raise DefinitionError("a document needs a `kind` and a `slug` to be stored", code="bad-document")
-    check_slug(slug)
+    check_slug(slug, kind)
     content = from_text(to_text(content))  # refuses what is no JSON; a copy that nobody else changes
     if _has_nul(content):
         raise StoreError(
@@ -49,8 +49,9 @@ def _has_nul(value: Json) -> bool:
     return False
 
 
-def check_slug(slug: str) -> None:
-    if not SLUG_PATTERN.match(slug):
+def check_slug(slug: str, kind: str = "") -> None:
+    """Refuses what is no slug; of a kind that may be written inline in a node, generated ones are slugs."""
+    if not is_slug(slug, kind):
         raise DefinitionError(
             f"{slug!r} is no slug: an ASCII letter, then ASCII letters, digits, single '-' or '_', at most 100",
             code="bad-slug",

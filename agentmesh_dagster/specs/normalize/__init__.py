@@ -27,6 +27,11 @@ from agentmesh_dagster.specs.fields import (
 from agentmesh_dagster.specs.loading import MAX_DEPTH
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, BranchConfig, NodeConfig
 from agentmesh_dagster.specs.normalize.bodies import map_bodies
+from agentmesh_dagster.specs.normalize.editors import (
+    with_branch_conditions,
+    with_max_steps,
+    with_parsed_schemas,
+)
 from agentmesh_dagster.specs.normalize.expressions import canonical_condition, canonical_templates
 from agentmesh_dagster.specs.normalize.graph import (
     DEFINITION_KEYS,
@@ -100,7 +105,7 @@ def _plain(raw: JsonObject, types: _Types, base: str) -> tuple[JsonObject, Origi
         return raw, Origin(base)
     renames: dict[str, str] = {}
     model = document_model(cast("str", kind))
-    done = respelled(model, raw, "", renames)
+    done = respelled(model, with_parsed_schemas(raw, renames), "", renames)
     config_model = types.tools.get(done.get("type", "")) if isinstance(done.get("type"), str) else None
     config = as_object(done.get("config"))
     if model is ToolSpec and config_model is not None and config is not None:
@@ -112,7 +117,7 @@ def _workflow(raw: JsonObject, types: _Types) -> Normalized:
     first: dict[str, str] = {}
     second: dict[str, str] = {}
     renames: dict[str, str] = {}
-    document = lifted(raw, first)
+    document = with_max_steps(with_parsed_schemas(lifted(raw, first), first), first)
     if document is not raw and deeper_than(document, MAX_DEPTH):
         # A text within the document may be deeper than the document itself.
         return Normalized((document,), (Origin("", (Moves(first),)),))
@@ -136,7 +141,7 @@ def _with_nodes(raw: JsonObject, path: str, types: _Types, renames: dict[str, st
     targets: list[tuple[str, str, str]] = []
     place = child_path(path, "nodes")
     done = [_node(node, child_path(place, i), types, renames, targets) for i, node in enumerate(nodes)]
-    return with_branch_edges({**raw, "nodes": done}, targets)
+    return with_branch_conditions(with_branch_edges({**raw, "nodes": done}, targets))
 
 
 def _with_bodies(

@@ -75,11 +75,13 @@ def canonical_condition(text: str) -> str:
 
 def renamed(expression: str) -> str:
     """Renames whole names; attributes, keyword arguments and text in quotes stay."""
-    if not any(name in expression for name in NAMES):
+    if not any(name in expression for name in (*NAMES, "result")):
         return expression
     tokens: list[str] = _TOKEN.findall(expression)
     before = ""
     for index, token in enumerate(tokens):
+        if _is_result(tokens, index):
+            tokens[index] = "output"
         if token in NAMES and before != ".":
             after = "".join(tokens[index + 1 : index + 4]).lstrip()
             if not after.startswith("=") or after.startswith("=="):
@@ -87,6 +89,14 @@ def renamed(expression: str) -> str:
         if not token.isspace():
             before = token
     return "".join(tokens)
+
+
+def _is_result(tokens: list[str], index: int) -> bool:
+    """Whether a name is `result` of a step: `steps.x.result`."""
+    if tokens[index] != "result":
+        return False
+    before = tokens[max(0, index - 5) : index]
+    return before[-4:-2] == ["steps", "."] and before[-1] == "." and (len(before) < 5 or before[0] != ".")
 
 
 def _inside(text: str, start: int, close: str) -> str | None:

@@ -21,11 +21,12 @@ from agentmesh_dagster.specs.fields import (
 )
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.normalize.bodies import BODY_KEY, map_bodies
+from agentmesh_dagster.specs.normalize.editors import edited_edge, edited_node
 from agentmesh_dagster.specs.normalize.keys import NODE_TYPES, known_key, synonyms_of
 from agentmesh_dagster.specs.normalize.origins import Moves
 from agentmesh_dagster.specs.problems import child_path
 
-DEFINITION_KEYS: Final = ("definitionJson", "definition_json")
+DEFINITION_KEYS: Final = ("definitionJson", "definition_json", "graph")
 ENTRY_KEYS: Final = ("entryPoint", "entry_point", "entry_step", "entryStep")
 MAPPING_KEYS: Final = ("inputMapping", "input_mapping")
 MODEL_KEYS: Final = ("modelProvider", "model_provider", "modelName", "model_name")
@@ -114,6 +115,10 @@ def _listed(
         ]
     else:
         nodes = as_list(done.get("nodes"))
+    edges = as_list(done.get("edges"))
+    if edges is not None:
+        at = child_path(path, "edges")
+        done["edges"] = [edited_edge(edge, child_path(at, i), moves) for i, edge in enumerate(edges)]
     if nodes is None:
         return done, False
     done["nodes"] = [
@@ -131,6 +136,7 @@ def _listed_node(
     node_configs: Mapping[str, type[NodeConfig]],
 ) -> Json:
     """A node with its config lifted, and its bodies' nodes listed."""
+    value = edited_node(value, path, moves, node_configs, is_step=all_keys)
     value = _config_lifted(value, path, all_keys, moves, node_configs)
     node = as_object(value) or {}
     config, model = as_object(node.get("config")), _model_of(node.get("type"), node_configs)
