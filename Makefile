@@ -25,7 +25,7 @@ help:
 	@echo "make demo    publish and run an example workflow (sets up $(VENV) first, like all targets)"
 	@echo "make dev     Dagster UI and daemon on the demo's project"
 	@echo "make test    run the tests"
-	@echo "make soak    kill a run at every fault point, on both databases: minutes"
+	@echo "make soak    kill runs at every fault point and at random, on both databases: an hour or two"
 	@echo "make check   ruff, format, pyright, import-linter, docs"
 	@echo "make format  mend what ruff can mend"
 	@echo "make bench   measure against hand-written Dagster jobs"

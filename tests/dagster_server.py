@@ -199,6 +199,18 @@ class DevServer:
             time.sleep(0.05)
         self.kill()
 
+    @property
+    def process_group(self) -> int:
+        """The process group of all that it has started."""
+        assert self._process is not None
+        return self._process.pid
+
+    def wait(self, timeout_s: float = 60.0) -> None:
+        """Waits until `dagster dev` has ended, as it does when its webserver or its daemon has; runs may go on."""
+        assert self._process is not None
+        self._process.wait(timeout=timeout_s)
+        self._process = None
+
     def kill(self) -> None:
         """Ends all its processes at once, as the end of a machine does."""
         process = self._process

@@ -66,6 +66,12 @@ class PostgresDatabases:
         _execute(self._server("postgres"), f"CREATE DATABASE {database} TEMPLATE {_TEMPLATE}")
         return self._server(database)
 
+    def make_empty(self, name: str) -> str:
+        """A database without tables; its URL."""
+        self._made[name] = database = f"kill_{uuid.uuid4().hex}"
+        _execute(self._server("postgres"), f"CREATE DATABASE {database} TEMPLATE template0")
+        return self._server(database)
+
     @contextmanager
     def copied(self, name: str) -> Iterator[str]:
         database = f"kill_{uuid.uuid4().hex}"
