@@ -255,11 +255,104 @@ def _items() -> Case:
     )
 
 
+def _containers() -> Case:
+    """Containers at the top, whose nodes are ops: branches with containers in them, a called workflow, a fan-out.
+
+    One branch waits for a person when the other is done.
+    """
+    items = ("p", "q")
+
+    def documents(provider: FakeProvider, tools: FakeHttp) -> list[dict[str, Any]]:
+        of = "{{ input.of }}"
+        packing = {
+            "kind": "workflow",
+            "slug": "packing",
+            "input_schema": {
+                "type": "object",
+                "required": ["of"],
+                "properties": {"of": {"type": "string"}},
+            },
+            "nodes": [
+                _START,
+                _use("pack", {"of": of}),
+                {"id": "end", "type": "end", "config": {"output": "{{ steps.pack.output }}"}},
+            ],
+            "edges": _chain("start", "pack", "end"),
+        }
+        inner = {
+            "id": "inner",
+            "type": "parallel",
+            "config": {"branches": {"only": {"nodes": [_use("pack", {"of": "inner"})]}}},
+        }
+        left = {
+            "nodes": [
+                _ask("draft", "drafter", "Draft {{ input.order }}"),
+                {"id": "gate", "type": "human", "config": {"title": "Charge {{ input.order }}?"}},
+                _use("charge", {"order": "{{ input.order }}"}),
+                inner,
+            ],
+            "edges": [
+                *_chain("draft", "gate"),
+                {"source": "gate", "source_handle": "approved", "target": "charge"},
+                *_chain("charge", "inner"),
+            ],
+        }
+        branches = {"left": left, "right": {"workflow": "packing", "input": {"of": "right"}}}
+        each = {"items": list(items), "fanout": True, "body": {"nodes": [_use("pack", {"of": "{{ item }}"})]}}
+        shown = {name: f"{{{{ steps.{name}.output }}}}" for name in ("both", "call", "each")}
+        building = {
+            "kind": "workflow",
+            "slug": "building",
+            "input_schema": _INPUT,
+            "nodes": [
+                _START,
+                {"id": "both", "type": "parallel", "config": {"branches": branches}},
+                {
+                    "id": "call",
+                    "type": "workflow",
+                    "config": {"workflow": "packing", "input": {"of": "call"}},
+                },
+                {"id": "each", "type": "foreach", "config": each},
+                {"id": "end", "type": "end", "config": {"output": shown}},
+            ],
+            "edges": _chain("start", "both", "call", "each", "end"),
+        }
+        return [
+            _agent("drafter", provider),
+            _tool("charge", "{{ input.order }}", tools, "R-1", side_effects=True),
+            _tool("pack", of, tools, f"P-{of}", side_effects=False),
+            packing,
+            building,
+        ]
+
+    places = {"both/left/inner/only": "inner", "both/right": "right", "call": "call"}
+    places |= {f"each[{number}]": item for number, item in enumerate(items)}
+    return Case(
+        documents=documents,
+        calls=(
+            Call("both/left/draft", "llm", '"drafter"'),
+            Call("both/left/charge", "tool", f"charge {ORDER}", asks=True, answer="R-1"),
+            *(Call(f"{place}/pack", "tool", f'pack {of}"') for place, of in places.items()),
+        ),
+        output={
+            "both": {"left": {"only": "P-inner"}, "right": "P-right"},
+            "call": "P-call",
+            "each": [f"P-{item}" for item in items],
+        },
+        # The nodes at the top, those of the branches, of the called workflow twice, and the items'.
+        steps=5 + 5 + 2 * 3 + len(items),
+        tokens=(11, 7),
+        phases=("start", "decide", "resume"),
+        is_concurrent=True,
+    )
+
+
 CASES: dict[str, Case] = {
     "asks": _charging(idempotent=False),
     "repeats": _charging(idempotent=True),
     "items": _items(),
+    "containers": _containers(),
 }
 """The tool must not be called twice without a person saying so; or it may be, with the same idempotency key; or it is
-called for each of 20 items."""
+called for each of 20 items; or it stands in containers whose nodes are ops."""
 CHAINS = ("asks", "repeats")

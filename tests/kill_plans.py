@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Kill:
     process: int
     """The first process has the number 1."""
     phase: str
-    """What it does: `start`, `decide`, `resume` or `retry`."""
+    """What it does: `start`, `decide`, `resume`, `retry` or `rerun`."""
     point: str
     """`<name>#<n>`: at the n-th passage of a fault point."""
 
@@ -37,9 +37,12 @@ class Plan:
     variant: str
     """The name of its case."""
     kills: tuple[Kill, ...] = ()
+    retry: Literal["retry", "rerun"] = "retry"
+    """How a failed run goes on: by `agentmesh runs retry`, or by Dagster's own choice of steps."""
 
     def __str__(self) -> str:
-        return f"{self.variant}: {' and '.join(map(str, self.kills)) or 'undisturbed'}"
+        kills = " and ".join(map(str, self.kills)) or "undisturbed"
+        return f"{self.variant}{', retried by Dagster' if self.retry == 'rerun' else ''}: {kills}"
 
 
 @dataclass
@@ -70,13 +73,13 @@ class Outcome:
 
 def single_kills(undisturbed: Sequence[Outcome]) -> list[Plan]:
     """One plan for each point that an undisturbed run passes."""
-    return [Plan(o.plan.variant, (kill,)) for o in undisturbed for kill in o.passed]
+    return [replace(o.plan, kills=(kill,)) for o in undisturbed for kill in o.passed]
 
 
 def second_kills(recovered: Sequence[Outcome]) -> list[Plan]:
     """After the kills of a plan, one more at each point that its recovery passes."""
     return [
-        Plan(o.plan.variant, (*o.plan.kills, kill))
+        replace(o.plan, kills=(*o.plan.kills, kill))
         for o in recovered
         for kill in o.passed
         if kill.process > max(first.process for first in o.plan.kills)

@@ -2,9 +2,9 @@
 
     python tests/kill_worker.py
 
-It reads jobs as lines of JSON, `{"phase", "arguments", "environment", "folder", "log"}`, and answers each with two
-lines: the process's id, and how it ended, as `subprocess` would say it (-9: killed). A worker is a process as
-`agentmesh run` would be one: nothing is handed over but the environment and the files.
+It reads jobs as lines of JSON, `{"phase", "arguments", "environment", "folder", "log", "event_group_s"}`, and answers
+each with two lines: the process's id, and how it ended, as `subprocess` would say it (-9: killed). A worker is a
+process as `agentmesh run` would be one: nothing is handed over but the environment and the files.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import TAG_SOURCE
 from agentmesh_dagster.faults import arm_from_environment
 from agentmesh_dagster.llm.litellm_client import preload
+from agentmesh_dagster.orchestration import event_groups
 from agentmesh_dagster.orchestration.continuation import (
     check_retryable,
     continue_here,
@@ -36,6 +37,7 @@ from agentmesh_dagster.orchestration.continuation import (
 )
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.local_run import run_here
+from agentmesh_dagster.orchestration.run_tags import RESUME_RETRY_TAG
 from agentmesh_dagster.records import RunSource, Vote
 
 BY = "matrix"
@@ -75,6 +77,25 @@ def retry(run_id: str) -> None:
         continue_here(agentmesh, job, run, instance=instance, by=BY)
 
 
+def rerun(run_id: str) -> None:
+    """Goes on with a failed run as Dagster's own retry does: with the steps that Dagster chooses."""
+    agentmesh = AgentMesh.of_project()
+    store = agentmesh.store()
+    with dg.DagsterInstance.get() as instance:
+        run = check_retryable(store, instance, store.runs.get(run_id))
+        last = run.dagster_run_ids[-1]
+        parent = instance.get_run_by_id(last)
+        assert parent is not None
+        dg.execute_job(
+            pinned_job(Path.cwd(), store.publications.get(run.publication)),
+            instance=instance,
+            run_config=dict(parent.run_config),
+            tags={**parent.tags, RESUME_RETRY_TAG: "true"},
+            raise_on_error=False,
+            reexecution_options=dg.ReexecutionOptions.from_failure(last, instance),
+        )
+
+
 def decide(wait_id: str, decision: str, data: Any) -> None:
     """Decides an approval."""
     agentmesh = AgentMesh.of_project()
@@ -97,6 +118,7 @@ def resume(run_id: str, ahead_s: float) -> None:
 PHASES: dict[str, Callable[..., None]] = {
     "start": start,
     "retry": retry,
+    "rerun": rerun,
     "decide": decide,
     "resume": resume,
 }
@@ -113,6 +135,7 @@ def _work(job: dict[str, Any], imported: int) -> NoReturn:
         os.environ.update(job["environment"])
         os.chdir(job["folder"])
         arm_from_environment()
+        event_groups.EVENT_GROUP_S = job["event_group_s"]
         PHASES[job["phase"]](**job["arguments"])
         os.write(imported, "\n".join(sys.modules.keys() - known).encode())
         code = 0

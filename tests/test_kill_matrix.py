@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from kill_plans import Kill, Outcome, Plan, in_words, second_kills, share, singl
 
 BACKENDS = ("sqlite", "postgresql")
 LANES = 1
-SAMPLE_S = 30.0
+SAMPLE_S = 20.0
 """In which the plans of a sample are begun, for each database; of a loaded machine at least one for each lane."""
-ITEMS_SAMPLE_S = 15.0
+ITEMS_SAMPLE_S = 12.0
+CONTAINERS_SAMPLE_S = 12.0
 ITEMS_SOAK_S = 600.0
+CONTAINERS_SOAK_S = 600.0
 """The items pass a thousand points: those between the first, the middle and the last of a name as far as time goes."""
 PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
 BLOCK = re.compile(r"(<!-- kill-matrix: begin -->\n).*?(<!-- kill-matrix: end -->)", re.DOTALL)
@@ -79,6 +82,14 @@ def carry_out_sample(matrix: Matrix, plans: Sequence[Plan], until: float) -> lis
     return outcomes
 
 
+def retried_by_both(plans: Sequence[Plan]) -> list[Plan]:
+    """Each plan with Dagster's own retry, and then with AgentMesh's."""
+    return [
+        *(replace(plan, retry="rerun") for plan in plans),
+        *(replace(plan, retry="retry") for plan in plans),
+    ]
+
+
 @pytest.mark.timeout(400)
 def test_a_kill_at_a_sample_of_points(matrix: Matrix, capsys: pytest.CaptureFixture[str]):
     until = time.monotonic() + SAMPLE_S
@@ -112,6 +123,15 @@ def test_a_kill_among_20_items_at_a_sample_of_points(matrix: Matrix, capsys: pyt
         print(f"\n{in_words(matrix.databases.name, outcomes)}, of {len(found)} single kills")
 
 
+@pytest.mark.timeout(400)
+def test_a_kill_among_containers_at_a_sample_of_points(matrix: Matrix, capsys: pytest.CaptureFixture[str]):
+    until = time.monotonic() + CONTAINERS_SAMPLE_S
+    found = single_kills(undisturbed(matrix, "containers"))
+    outcomes = carry_out_sample(matrix, retried_by_both(spread(found)), until)
+    with capsys.disabled():
+        print(f"\n{in_words(matrix.databases.name, outcomes)}, of {len(found)} single kills")
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_a_kill_at_every_point(
@@ -119,6 +139,7 @@ def test_a_kill_at_every_point(
 ):
     chains: list[str] = []
     items: list[str] = []
+    containers: list[str] = []
     everything: list[Outcome] = []
     for databases in (SqliteDatabases(tmp_path), postgres_databases):
         folder = tmp_path / databases.name
@@ -134,9 +155,14 @@ def test_a_kill_at_every_point(
             plans += second_kills(recovered(matrix, CUT_OFF_ITEM))
             of_items = matrix.carry_out(spread(plans), until)
             items.append(f"{in_words(databases.name, of_items)} (of {len(plans)} possible kills)")
-        everything += [*outcomes, *of_items]
+
+            until = time.monotonic() + CONTAINERS_SOAK_S
+            plans = retried_by_both(spread(single_kills(undisturbed(matrix, "containers"))))
+            of_containers = matrix.carry_out(plans, until)
+            containers.append(f"{in_words(databases.name, of_containers)} (of {len(plans)} possible kills)")
+        everything += [*outcomes, *of_items, *of_containers]
         with capsys.disabled():
-            print(f"\n{chains[-1]}\n{items[-1]}")
+            print(f"\n{chains[-1]}\n{items[-1]}\n{containers[-1]}")
     today = datetime.now(timezone.utc).date().isoformat()
     result = "\n".join(
         [
@@ -147,6 +173,10 @@ def test_a_kill_at_every_point(
             "A foreach of 20 items, each with such a tool and a called workflow, two with a gate:",
             "",
             *(f"- {line}." for line in items),
+            "",
+            "Branches, a called workflow and a fan-out whose nodes are ops, retried by Dagster and by AgentMesh:",
+            "",
+            *(f"- {line}." for line in containers),
             "",
         ]
     )

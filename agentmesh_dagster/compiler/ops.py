@@ -79,13 +79,7 @@ class Place:
 
     async def scope(self, session: RunSession) -> Scope:
         """The run's pass through the level."""
-        scope = await scope_at(session, self.path)
-        owner = session.known_row(scope.owner_key) if scope.owner_key is not None else None
-        if owner is not None and owner.is_finished:
-            # A branch that ended before another one waited or failed: a session reads no rows below a finished one, and
-            # the branch's ops replay them.
-            await session.node_rows(scope, scope.graph.nodes)
-        return scope
+        return await scope_at(session, self.path)
 
 
 def build_node_op(

@@ -36,22 +36,27 @@ _ENDED: Final = (StepStatus.SUCCEEDED, StepStatus.SKIPPED, StepStatus.FAILED, St
 async def scope_at(session: RunSession, path: tuple[str, ...]) -> Scope:
     """The pass through the level of a nested graph, whose container `begin_node` has begun.
 
+    Its ops may be executed though the container, or the branch, is finished: beside another one that waits, or after a
+    kill that cost Dagster's log its last events. A session does not load rows below a finished one, so that they are
+    read here; the ops replay them.
+
     Args:
         session: The process's work on the run.
         path: The ids of the nodes on the way, each `parallel` followed by the name of its branch; empty for the
             workflow's own level.
     """
-    known = session.levels.get(path)
-    if known is not None:
-        return known
-    scope, left = session.scope, list(path)
-    while left:
-        node_id = left.pop(0)
-        node = scope.level.node(node_id, session.environment.node_types)
-        key = scope.key(node_id)
-        levels = node.type.levels(node.config, await _preparation(session, scope, node_id))
-        scope = levels[key] if key in levels else levels[f"{key}/{left.pop(0)}"]
-    session.levels[path] = scope
+    scope = session.levels.get(path)
+    if scope is None:
+        scope, left = session.scope, list(path)
+        while left:
+            node_id = left.pop(0)
+            node = scope.level.node(node_id, session.environment.node_types)
+            key = scope.key(node_id)
+            levels = node.type.levels(node.config, await _preparation(session, scope, node_id))
+            scope = levels[key] if key in levels else levels[f"{key}/{left.pop(0)}"]
+        session.levels[path] = scope
+    if scope.owner_key is not None and session.is_below_finished(scope.owner_key):
+        await session.node_rows(scope, scope.graph.nodes)
     return scope
 
 
@@ -80,6 +85,8 @@ async def run_fanned_item(
     if config.max_failures is not None:
         rows = await session.rows([item_key(key, other.name) for other in found])
         tally.accepted = count_accepted(rows.values())
+    if session.is_below_finished(key):
+        await session.rows([item_key(key, item_name)])
     buffer = RowBuffer(session)
 
     async def run_level(level: Scope) -> LevelEnd:

@@ -199,6 +199,13 @@ class RunSession:
         """Whether a row or a wait is known under a step."""
         return key in self._below or key in self._waits_under
 
+    def is_below_finished(self, key: str) -> bool:
+        """Whether a step, or one that it stands under, is finished: rows below are not known then, and replayed."""
+        return any(
+            row is not None and row.is_finished
+            for row in (self._rows.get(above) for above in _keys_above(key))
+        )
+
     def rows_under(self, key: str) -> Iterator[Step]:
         """The known rows under a step, of any depth."""
         for below in self._below.get(key, ()):
