@@ -69,6 +69,8 @@ class StepAsk:
     """Whether what it waits for is opened with its row; else, with that of the node in which it stands."""
     may_wait: bool = True
     """Whether it may wait at all: not in what follows the end of a workflow."""
+    waits_alone: bool = False
+    """Whether it goes on only for answers to its own waits; a container goes on for what is in it, too."""
     keeps_time: bool = False
     """Whether its row says how long it has worked each time that it waits: there is a bound on that."""
 
@@ -165,8 +167,16 @@ async def journalled_step(
             and known.dagster_run_id == session.dagster_run_id
         )
     )
-    # Whatever became of the node before: an answer that nobody takes up asks for a continuation for ever.
+    # Whatever became of the node before: an unconsumed answer would trigger continuations forever.
     used = await session.unused_waits(ask.key) if is_node and known is not None else ()
+    has_waited = known is not None and known.status is StepStatus.WAITING
+    if known is not None and has_waited and ask.waits_alone:
+        open_waits = session.open_waits(ask.key)
+        if open_waits and not used and not session.has_new_answer(ask.key):
+            # The run goes on for something else: what it did before it waited is not done again.
+            if is_node:
+                return known, False
+            raise Suspended(open_waits)
     began = clock.monotonic_s()
     progress = StepProgress(1 if known is None else known.attempt + (0 if goes_on else 1), began)
     started_at = (known.started_at if known is not None and goes_on else None) or now
@@ -181,9 +191,10 @@ async def journalled_step(
         settled = StepAnswer(output=told.output) if told is not None else None
     started, completed, failed = _EVENTS.get(ask.kind, _NODE_EVENTS)
     # What waits on says nothing again: a run may wait at a thousand places, and go on after each answer.
-    waits_on = known is not None and known.status is StepStatus.WAITING and not used
+    waits_on = has_waited and not used and not ask.waits_alone
     waiting: list[Event] = []
-    if ask.has_events and ask.kind not in _PARTS and not waits_on and not (ask.is_begun and goes_on):
+    is_told = not waits_on and not (has_waited and not is_node) and not (ask.is_begun and goes_on)
+    if ask.has_events and ask.kind not in _PARTS and is_told:
         payload: dict[str, Json] = {"attempt": progress.attempt, "node_type": ask.node_type}
         if ask.kind in _EVENTS and session.environment.captures_content:
             payload |= asked(ask.kind, shared["input"])

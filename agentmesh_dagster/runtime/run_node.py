@@ -6,13 +6,13 @@ Dagster's ops and the graph walker call `run_node` and nothing else, so that a g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentmesh_dagster.constants import HANDLE_ERROR
 from agentmesh_dagster.errors import AgentMeshError, NodeError, NodeTimeout, ReplayError, RunRefused
-from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitStatus
+from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.how_to_decide import how_to_decide
 from agentmesh_dagster.runtime.journalled import (
     StepAnswer,
@@ -75,13 +75,17 @@ async def run_node(
     Raises:
         Exception: What made the node fail, where `on_error` is `fail`; the row says `failed` then.
     """
-    work = await _prepared(session, scope, node_id, say, collect=collect)
-    if isinstance(work, NodeOutcome):
-        return work
-    row, replayed = await work.run()
-    if row.status is StepStatus.WAITING:
-        return NodeOutcome(state=NodeState.UNDECIDED, row=row, waits=_told_waits(session, work, row, say))
-    return NodeOutcome(state=NodeState.FINISHED, row=row, replayed=replayed)
+    while True:
+        work = await _prepared(session, scope, node_id, say, collect=collect)
+        if isinstance(work, NodeOutcome):
+            return work
+        known = session.waits_of(work.key)
+        row, replayed = await work.run()
+        if row.status is not StepStatus.WAITING:
+            return NodeOutcome(state=NodeState.FINISHED, row=row, replayed=replayed)
+        if not await _was_answered_at_once(session, row.key, known):
+            waits = _told_waits(session, work, row, say)
+            return NodeOutcome(state=NodeState.UNDECIDED, row=row, waits=waits)
 
 
 async def begin_node(session: RunSession, scope: Scope, node_id: str, say: Say) -> NodeOutcome:
@@ -131,6 +135,13 @@ async def _prepared(
     except AgentMeshError as error:
         unfit = error
     return _NodeWork(session, scope, node, finished, say, collect=collect, unfit=unfit)
+
+
+async def _was_answered_at_once(session: RunSession, key: str, known: Collection[Wait]) -> bool:
+    """Whether a wait that a node has just opened is closed already: by an event that was kept for it."""
+    before = {wait.id for wait in known}
+    opened = (wait for wait in session.waits_of(key) if wait.id not in before)
+    return any(wait.kind is WaitKind.EVENT for wait in opened) and bool(await session.unused_waits(key))
 
 
 def _told_waits(session: RunSession, work: _NodeWork, row: Step, say: Say) -> tuple[Wait, ...]:
@@ -210,6 +221,7 @@ class _NodeWork:
             has_events=scope.is_shared or not self.type.is_pure,
             buffer=scope.buffer,
             may_wait=not scope.is_closing,
+            waits_alone=not self.config.is_container,
             keeps_time=self.node.timeout_s is not None or _has_own_time(self.config, scope.level),
         )
 

@@ -133,6 +133,15 @@ class RunSession:
         """
         return tuple(self._waits[place] for place in self._waits_under.get(key, ()))
 
+    def open_waits(self, key: str) -> tuple[Wait, ...]:
+        """What a node with its calls, or one call, waits for, as it stood when the node began."""
+        return tuple(wait for wait in self.waits_under(key) if wait.status is WaitStatus.OPEN)
+
+    def has_new_answer(self, key: str) -> bool:
+        """Whether something that a node or a call waited for was closed, and no earlier Dagster run has taken it up."""
+        waits = self.waits_under(key)
+        return any(wait.status is not WaitStatus.OPEN and wait.used_at is None for wait in waits)
+
     async def unused_waits(self, node_key: str) -> tuple[str, ...]:
         """Reads a node's waits again, and gives the ids of those closed whose answers no Dagster run has taken up.
 

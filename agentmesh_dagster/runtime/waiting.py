@@ -1,7 +1,7 @@
 """How a step waits while no worker does: it raises `Suspended`, and its wait's row asks for a continuation later.
 
-The body of a node runs again from its start when its run continues; what it waited for is answered then from the
-wait's row, as finished calls are from theirs.
+The body of a node runs again from its start when something that it waited for has come; that is answered then from the
+wait's row, as finished calls are from theirs. A node that waits for something else stays as it is.
 """
 
 from __future__ import annotations

@@ -283,6 +283,7 @@ class NodeCall:
             notify=self.notify,
             buffer=self.scope.buffer,
             may_wait=not self.scope.is_closing,
+            waits_alone=True,
         )
 
         async def make(_progress: StepProgress) -> StepAnswer:
