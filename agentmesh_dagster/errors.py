@@ -61,6 +61,11 @@ class AgentMeshError(Exception):
         """Whether the same call may succeed later."""
         return False
 
+    @property
+    def answer_lost(self) -> bool:
+        """Whether a call went out and its answer did not come: it may have taken effect."""
+        return False
+
     def to_json(self) -> dict[str, Any]:
         """The error as a JSON object: code, domain, category, message; path, status and context where given.
 

@@ -1,8 +1,9 @@
 """Replay or record: the one rule under every node, model call and tool call.
 
 A step whose key has a finished row is answered from the row, and nothing runs. A step whose row is `running` was cut
-off by an earlier attempt: it runs again where that does no harm, and becomes `unknown` where it might. (The idea, a
-stored answer per call position, is the one of durable execution engines such as DBOS and Temporal.)
+off by an earlier attempt: it runs again where that does no harm, and becomes `unknown` where it might. So does a call
+that must not be repeated and whose answer was lost. (The idea, a stored answer per call position, is the one of durable
+execution engines such as DBOS and Temporal.)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from agentmesh_dagster.errors import NodeError, ReplayError, RunRefused, StoreError
+from agentmesh_dagster.errors import AgentMeshError, NodeError, ReplayError, RunRefused, StoreError
 from agentmesh_dagster.faults import fault_point
 from agentmesh_dagster.records import Entry, Event, Json, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.excerpts import answered, asked
@@ -139,7 +140,7 @@ async def journalled_step(
 
     Raises:
         ReplayError: The finished row answers something else (code `fingerprint`).
-        NodeError: The step was cut off and must not be repeated (code `step-unknown`).
+        NodeError: The step was cut off, or its answer lost, and must not be repeated (code `step-unknown`).
         Suspended: A step inside a node waits.
         Exception: What `call` raised, after the row says `failed`.
     """
@@ -310,11 +311,16 @@ async def journalled_step(
         raise
     except Exception as error:
         problem = session.error_json(error)
-        row = ended(StepStatus.FAILED, StepAnswer(error=problem))
+        is_lost = not ask.idempotent and isinstance(error, AgentMeshError) and error.answer_lost
+        status = StepStatus.UNKNOWN if is_lost else StepStatus.FAILED
+        row = ended(status, StepAnswer(error=problem))
         if ask.has_events:
-            waiting.append(session.event(failed, ask.key, {"error": problem}))
+            waiting.append(session.event("step.unknown" if is_lost else failed, ask.key, {"error": problem}))
         await write(Entry(step=row, events=tuple(waiting), used=tuple(used)))
-        raise
+        told = await settle_cut_off(session, ask, row) if is_lost else None
+        if told is None:
+            raise
+        answer, waiting, used = StepAnswer(output=told.output), [], ()
     row = ended(answer.status, answer)
     last = {StepStatus.SUCCEEDED: completed, StepStatus.SKIPPED: "step.skipped"}.get(row.status, failed)
     if ask.has_events:

@@ -290,7 +290,7 @@ class _NodeWork:
             except Exception as error:
                 if call.start_over(cut_off=isinstance(error, NodeTimeout)):
                     continue
-                if retry is None or progress.tries >= attempts or not _worth_retrying(error):
+                if retry is None or progress.tries >= attempts or not self._is_worth_retrying(error):
                     raise
                 delay_s = retry.delay_before_s(progress.tries + 1)
                 problem = self.session.error_json(error)
@@ -301,6 +301,12 @@ class _NodeWork:
                 await self.session.environment.journal.record_events([event])
                 await asyncio.sleep(delay_s)
                 progress.begin_anew(self.session.environment.clock.monotonic_s())
+
+    def _is_worth_retrying(self, error: Exception) -> bool:
+        """Whether another attempt may end otherwise: our errors know it, foreign ones get the benefit of the doubt."""
+        if not isinstance(error, AgentMeshError):
+            return True
+        return error.retryable or (error.answer_lost and self.node.on_unknown == "retry")
 
     async def _one_attempt(self, call: NodeCall) -> NodeResult:
         timeout_s = self.node.timeout_s
@@ -438,8 +444,3 @@ async def _finishes(body: asyncio.Future[NodeResult], timeout_s: float) -> bool:
             body.cancel()
             # Bounded: a body may swallow its cancellation, and the time-out holds all the same.
             await asyncio.wait([body], timeout=CLEANUP_S)
-
-
-def _worth_retrying(error: Exception) -> bool:
-    """Whether another attempt may end otherwise: our errors know it, foreign ones get the benefit of the doubt."""
-    return error.retryable if isinstance(error, AgentMeshError) else True

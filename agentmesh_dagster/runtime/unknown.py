@@ -1,18 +1,22 @@
-"""What follows when a call that must not be repeated was cut off: nobody here knows whether it took effect."""
+"""What follows when a call that must not be repeated was cut off, or its answer lost: it may have taken effect."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentmesh_dagster.errors import NodeError
 from agentmesh_dagster.records import Entry, Json, Step, StepStatus, Wait, WaitKind
 from agentmesh_dagster.runtime.waiting import closed_wait, new_wait
 from agentmesh_dagster.specs.decisions import FAIL, HAPPENED, REPEAT, UNKNOWN_OPTIONS
+from agentmesh_dagster.specs.fields import as_object
 
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.journalled import StepAsk
     from agentmesh_dagster.runtime.session import RunSession
+
+
+_CODE: Final = "step-unknown"
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ async def settle_cut_off(session: RunSession, ask: StepAsk, known: Step) -> Told
     Args:
         session: The run's.
         ask: The step.
-        known: Its row.
+        known: Its row. One that is `unknown` may have the error by which its answer was lost.
 
     Returns:
         What it answered, as a person says; None where it is to run again.
@@ -40,10 +44,10 @@ async def settle_cut_off(session: RunSession, ask: StepAsk, known: Step) -> Told
     if ask.on_unknown == "retry":
         return None
     error = NodeError(
-        f"step {known.key!r} was cut off while it ran, and may or may not have taken effect; it is not declared "
+        f"step {known.key!r} {_what_happened(known)}, and may or may not have taken effect; it is not declared "
         "idempotent, so it is not repeated: look at the other side, then start a new run, or declare the tool "
         "'idempotent: true'",
-        code="step-unknown",
+        code=_CODE,
         path=known.key,
     )
     if known.status is not StepStatus.UNKNOWN:
@@ -51,7 +55,7 @@ async def settle_cut_off(session: RunSession, ask: StepAsk, known: Step) -> Told
         row = replace(known, status=StepStatus.UNKNOWN, error=problem, dagster_run_id=session.dagster_run_id)
         event = session.event("step.unknown", known.key, {"error": problem})
         await session.record(Entry(step=row, events=(event,)))
-    if ask.on_unknown == "fail":
+    if ask.on_unknown == "fail" or not ask.may_wait:
         raise error
 
     def is_spent(wait: Wait) -> bool:
@@ -67,6 +71,13 @@ async def settle_cut_off(session: RunSession, ask: StepAsk, known: Step) -> Told
     return None if decision == REPEAT else Told(closed.answer["data"])
 
 
+def _what_happened(known: Step) -> str:
+    error = as_object(known.error) or {}
+    if error.get("code") in (None, _CODE):
+        return "was cut off while it ran"
+    return f"got no answer ({error['message']})"
+
+
 def _decision(wait: Wait) -> str:
     answer: Json = wait.answer
     return FAIL if answer is None else answer["decision"]
@@ -78,7 +89,7 @@ def _question(session: RunSession, ask: StepAsk, known: Step, label: str) -> Wai
         wait,
         title=f"Did {known.key} take effect?",
         body=(
-            f"The step `{known.key}` was cut off while it ran, and must not happen twice. Look at the other side. "
+            f"The step `{known.key}` {_what_happened(known)}, and must not happen twice. Look at the other side. "
             f"`{HAPPENED}`: it took effect (its output goes with the decision); `{REPEAT}`: it did not, call it "
             f"again; `{FAIL}`: let the node fail."
         ),

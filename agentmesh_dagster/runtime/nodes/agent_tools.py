@@ -265,11 +265,15 @@ async def _approved(call: NodeCall, known: OfferedTool, under: str, asked: Asked
 
 async def _journalled(call: NodeCall, known: OfferedTool, under: str, request: Mapping[str, Json]) -> Step:
     tool = known.tool
+    may_repeat = tool.may_repeat or call.preparation.node.on_unknown == "retry"
 
     async def make(key: str) -> StepAnswer:
         try:
             return StepAnswer(output=await call_tool(tool, request["input"], tool_context(call, key)))
         except _TOLD as error:
+            if error.answer_lost and not may_repeat:
+                # The model would ask for it again, and nobody knows whether it took effect.
+                raise
             return _failed(call, error)
 
     row, _ = await call.step(

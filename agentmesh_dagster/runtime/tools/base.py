@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentmesh_dagster.clock import Clock
@@ -14,7 +14,15 @@ from agentmesh_dagster.runtime.tools.http_client import HttpClient
 from agentmesh_dagster.specs.base import SpecModel
 from agentmesh_dagster.specs.documents import ToolSpec
 
-__all__ = ["ToolContext", "ToolType"]
+__all__ = ["Outgoing", "ToolContext", "ToolType"]
+
+
+@dataclass
+class Outgoing:
+    """What has gone out for one call."""
+
+    is_unanswered: bool = False
+    """Whether something that may take effect has begun, and its answer has not come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +37,8 @@ class ToolContext:
     """The same for every attempt of one call."""
     timeout_s: float | None = None
     """A further bound on the call, besides the tool's own."""
+    outgoing: Outgoing = field(default_factory=Outgoing)
+    """Where the tool's type says how far the call is: a time-out finds it there."""
     step: StepContext | None = None
     """What a function may know of the step in which it is called; None outside of runs."""
 

@@ -144,6 +144,7 @@ async def _call(tool: ToolSpec, value: Json, context: ToolContext, types: Mappin
             f"tool {tool.slug!r} took longer than {bound_s:g} s",
             code="tool-timeout",
             retryable=tool.may_repeat,
+            answer_lost=context.outgoing.is_unanswered,
         )
     if output_schema is not None:
         problems = _problems(output_schema, output, "output")

@@ -18,6 +18,7 @@ class ToolFailure(ToolError):
         code: `tool-timeout`, `tool-connect`, `tool-read`, `tool-status`, `tool-response`, `tool-output`,
             `function-failed`, ...
         retryable: Whether the same call may succeed later and may be made again.
+        answer_lost: Whether the call went out and its answer did not come: it may have taken effect.
         context: Further JSON-able facts, such as `status`.
     """
 
@@ -29,14 +30,20 @@ class ToolFailure(ToolError):
         *,
         code: str | None = None,
         retryable: bool = False,
+        answer_lost: bool = False,
         context: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message, code=code, context={"retryable": retryable, **(context or {})})
         self._retryable = retryable
+        self._answer_lost = answer_lost
 
     @property
     def retryable(self) -> bool:
         return self._retryable
+
+    @property
+    def answer_lost(self) -> bool:
+        return self._answer_lost
 
 
 class FunctionFailed(ToolFailure):

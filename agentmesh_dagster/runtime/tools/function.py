@@ -28,4 +28,5 @@ class FunctionTool:
         self, tool: ToolSpec, config: FunctionToolConfig, value: Json, context: ToolContext
     ) -> Json:
         function = await context.functions.load(config.function)
+        context.outgoing.is_unanswered = True
         return await function(value, context.step)

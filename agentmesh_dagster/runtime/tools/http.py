@@ -4,6 +4,9 @@ What is repeated: whatever was not sent (connect errors), and what the server re
 (429, 503). Anything else may have had its effect, so it is repeated only where that does no harm: GET, HEAD,
 PUT and DELETE unless the tool says `idempotent: false`, POST and PATCH where the tool may repeat
 (`ToolSpec.may_repeat`). All tries carry the same `Idempotency-Key`, and share one `timeout_s`.
+
+A failure after a request went out to which no answer came says so (`answer_lost`), also where a later try failed
+otherwise.
 """
 
 from __future__ import annotations
@@ -83,6 +86,7 @@ class _Attempts:
         self._deadline_s = context.clock.monotonic_s() + config.timeout_s
         is_safe = tool.may_repeat if request.method in ("POST", "PATCH") else tool.idempotent is not False
         self._may_repeat = is_safe
+        self._outgoing = context.outgoing
         self._last: ToolFailure | None = None
 
     def timed_out(self) -> ToolFailure:
@@ -91,13 +95,16 @@ class _Attempts:
             f"{self._shown(self._request)} took longer than {self._config.timeout_s:g} s{before}",
             code="tool-timeout",
             retryable=self._may_repeat,
+            answer_lost=self._outgoing.is_unanswered,
         )
 
     async def run(self) -> Json:
         tries_left = self._config.retries
         while True:
+            was_unanswered = self._outgoing.is_unanswered
             try:
                 response = await self._follow()
+                self._outgoing.is_unanswered = was_unanswered
                 if 200 <= response.status < 300:
                     return self._result(response)
                 wait_s = _retry_after_s(response, self._context.clock)
@@ -115,13 +122,16 @@ class _Attempts:
             await asyncio.sleep(wait_s)
 
     async def _follow(self) -> HttpResponse:
-        request = self._request
+        request, was_unanswered = self._request, self._outgoing.is_unanswered
         for _ in range(MAX_REDIRECTS + 1):
             response = await self._send(request)
             location = response.headers.get("location")
             if response.status not in _REDIRECTS or location is None:
                 return response
-            request = _redirected(request, response.status, location)
+            target = _redirected(request, response.status, location)
+            # A redirect that asks for a GET stands for the answer: the request itself was taken.
+            self._outgoing.is_unanswered = was_unanswered or target.method != request.method
+            was_unanswered, request = self._outgoing.is_unanswered, target
         raise ToolFailure(
             f"{self._shown(self._request)} was redirected more than {MAX_REDIRECTS} times",
             code="tool-response",
@@ -138,18 +148,26 @@ class _Attempts:
                 request.headers,
                 request.body,
                 max_bytes=self._config.max_bytes,
+                on_sending=self._sending,
             )
         except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
             failure = ToolFailure(
-                f"{shown}: no connection: {_reason(error)}", code="tool-connect", retryable=True
+                f"{shown}: no connection: {_reason(error)}",
+                code="tool-connect",
+                retryable=True,
+                answer_lost=self._outgoing.is_unanswered,
             )
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
             failure = ToolFailure(
                 f"{shown}: the connection broke before the answer was complete: {_reason(error)}",
                 code="tool-read",
                 retryable=self._may_repeat,
+                answer_lost=self._outgoing.is_unanswered,
             )
         raise failure
+
+    def _sending(self) -> None:
+        self._outgoing.is_unanswered = True
 
     def _status_failure(self, response: HttpResponse, retry_after_s: float | None) -> ToolFailure:
         body = _text(response)[:_BODY_SHOWN].strip()
@@ -158,6 +176,7 @@ class _Attempts:
             f"{self._shown(self._request)} answered with status {response.status}{': ' if body else ''}{body}",
             code="tool-status",
             retryable=was_refused or (response.status >= 500 and self._may_repeat),
+            answer_lost=self._outgoing.is_unanswered,
             context={
                 "status": response.status,
                 **({} if retry_after_s is None else {"retry_after_s": retry_after_s}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
@@ -85,6 +85,7 @@ class HttpClient:
         body: bytes | None,
         *,
         max_bytes: int,
+        on_sending: Callable[[], None] | None = None,
     ) -> HttpResponse:
         """Sends one request and reads its answer; follows no redirect and retries nothing.
 
@@ -97,6 +98,7 @@ class HttpClient:
                 added.
             body: Bytes, or None for no body.
             max_bytes: How much of the decompressed body is read.
+            on_sending: Called when there is a connection, before the first byte of the request goes out.
 
         Raises:
             ToolRefused: The address is not allowed.
@@ -117,7 +119,7 @@ class HttpClient:
             httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
             headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent],
             content=body,
-            extensions={"timeout": {"connect": CONNECT_TIMEOUT_S}},
+            extensions={"timeout": {"connect": CONNECT_TIMEOUT_S}, **_traced(on_sending)},
         )
         response = await self._pool().handle_async_request(request)
         try:
@@ -143,6 +145,18 @@ class HttpClient:
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
             await pool.aclose()
+
+
+def _traced(on_sending: Callable[[], None] | None) -> dict[str, object]:
+    """The extension by which httpcore says how far a request is."""
+    if on_sending is None:
+        return {}
+
+    async def trace(name: str, _info: object) -> None:
+        if name.endswith("send_request_headers.started"):
+            on_sending()
+
+    return {"trace": trace}
 
 
 async def _decoded(parts: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
