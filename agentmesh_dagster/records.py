@@ -292,11 +292,25 @@ class Audit:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Which Dagster run works on a run, and until when it is believed to."""
+    """Which process works on a run, and for how long it is believed to.
+
+    One process at a time holds a run. Its step processes, where it has some, work under the same lease.
+    """
 
     run_id: str
     dagster_run_id: str
-    expires_at: datetime
+    """The Dagster run that the process executes."""
+    holder: str
+    """The process: an id of its own, made when it opened the run."""
+    length_s: float
+    """How long the lease lasts when it is taken or renewed."""
+    left_s: float = 0.0
+    """How long it still lasted when it was read, by the database's clock; 0 or less: it has run out."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it had not run out when it was read."""
+        return self.left_s > 0
 
 
 class WaitKind(str, Enum):

@@ -35,6 +35,7 @@ from kill_databases import Databases
 from kill_plans import Kill, Outcome, Plan
 from kill_verdict import Killed, Served, Verdict, look_at
 from kill_worker import LaterClock
+from store_samples import end_leases
 
 from agentmesh_dagster.constants import ENV_DATABASE_URL, ENV_FAULT, ENV_FAULT_LOG, ENV_HTTP_ALLOW
 from agentmesh_dagster.orchestration.event_groups import EVENT_GROUP_S
@@ -286,6 +287,7 @@ class _Scenario:
         """What a daemon would do now, with what people would."""
         ahead_s = AHEAD_S * (self.number + 1)
         self._report_lost_launches()
+        end_leases(self.store)
         reconcile(self.store, self.instance, PROJECT, LaterClock(ahead_s))
         runs = self.store.runs.list(PROJECT)
         if not runs:

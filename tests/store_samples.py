@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from agentmesh_dagster.records import Event, Run, RunStatus, Step, StepStatus, Vote, Wait, WaitKind
+from sqlalchemy import update
+
+from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.records import Event, Lease, Run, RunStatus, Step, StepStatus, Vote, Wait, WaitKind
+from agentmesh_dagster.store import Store
+from agentmesh_dagster.store.tables import leases
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
 
@@ -88,3 +94,29 @@ class HandClock:
 
     def new_id(self) -> str:
         return str(uuid.uuid4())
+
+
+def a_lease(
+    holder: str = "worker",
+    run_id: str = "run-1",
+    *,
+    dagster_run_id: str | None = None,
+    length_s: float = 60.0,
+) -> Lease:
+    """A lease of a worker, which executes the Dagster run of its name where none is named."""
+    return Lease(run_id=run_id, dagster_run_id=dagster_run_id or holder, holder=holder, length_s=length_s)
+
+
+def take_lease(store: Store, holder: str = "worker", run_id: str = "run-1", **fields: Any) -> bool:
+    """Takes a lease; False where another one's is live. With a negative `length_s` it has run out at once."""
+    try:
+        asyncio.run(store.journal.take_lease(a_lease(holder, run_id, **fields)))
+    except RunRefused:
+        return False
+    return True
+
+
+def end_leases(store: Store, moment: datetime = NOON) -> None:
+    """Makes all leases run out, at a moment that has passed."""
+    with store._database.write() as connection:
+        connection.execute(update(leases).values(expires_at=moment))

@@ -138,10 +138,10 @@ class TestEnds:
     def test_a_worker_that_lost_its_run_ends_nothing(self, monkeypatch):
         honest = StoreJournal.record
 
-        async def taken_over(self, entries):
+        async def taken_over(self, entries, **options):
             if any(entry.step.key == "sub/second" for entry in entries):
                 raise RunRefused("taken over", code="lease-lost")
-            return await honest(self, entries)
+            return await honest(self, entries, **options)
 
         monkeypatch.setattr(StoreJournal, "record", taken_over)
         closing = {"on_failure": body(note("told")), "finally": body(note("cleaned"))}
@@ -183,10 +183,10 @@ class TestStarted:
         honest = StoreJournal.record
         is_away = [True]
 
-        async def away(self, entries):
+        async def away(self, entries, **options):
             if is_away[0] and any(entry.step.key == "sub" and entry.step.is_finished for entry in entries):
                 raise StoreError("the database is away")
-            return await honest(self, entries)
+            return await honest(self, entries, **options)
 
         monkeypatch.setattr(StoreJournal, "record", away)
         with opened_job(chain(call("sub", "called", **{"async": True})), chain(slug="called")) as job:

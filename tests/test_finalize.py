@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 from cli_project import call, run
 from gate_project import GateProject, gate_project
+from store_samples import end_leases
 from workflow_functions import notes
 
 from agentmesh_dagster.orchestration.cancellation import cancel_run
@@ -422,6 +423,7 @@ class TestCommands:
         with dg.DagsterInstance.from_config(str(folder / ".agentmesh")) as instance:
             project = GateProject(agentmesh=agentmesh, instance=instance)
             project.clock.advance(120)
+            end_leases(project.store)
             (correction,) = reconcile(project.store, instance, "default", project.clock)
             assert correction.status is RunStatus.FAILED
             project.clock.advance(-120)
@@ -437,6 +439,7 @@ class TestCommands:
             assert (stands.status, stands.finalized, len(stands.dagster_run_ids)) == (RunStatus.FAILED, 0, 2)
             assert project.tick(location).requests == []
             project.clock.advance(120)
+            end_leases(project.store)
             (correction,) = reconcile(project.store, instance, "default", project.clock)
             assert correction.run_id == record.id
             lost = instance.get_run_by_id(stands.dagster_run_ids[1])

@@ -7,16 +7,15 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 from gate_project import GateProject, gate_project, launched
+from store_samples import take_lease
 
 from agentmesh_dagster import build_gate_sensors
-from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.orchestration import gate_sensor
 from agentmesh_dagster.orchestration.cancellation import cancel_run
@@ -28,7 +27,6 @@ from agentmesh_dagster.orchestration.reconcile import reconcile
 from agentmesh_dagster.orchestration.reloading import reloader
 from agentmesh_dagster.orchestration.sensors import build_run_status_sensors
 from agentmesh_dagster.records import Run, RunSource, RunStatus, WaitStatus
-from agentmesh_dagster.runtime.loop import run_on_loop
 
 THREADS = "sensors: {use_threads: true, num_workers: 4}\n"
 
@@ -703,9 +701,7 @@ class TestBesides:
     def test_a_run_that_is_over_lets_its_lease_be_taken(self, project: GateProject):
         project.publish()
         run = project.waiting(project.load())
-        now = SystemClock().now()
-        until = now + timedelta(minutes=1)
-        assert run_on_loop(project.store.journal.renew_lease(run.id, "next", now=now, until=until))
+        assert take_lease(project.store, "next", run.id)
 
 
 @contextmanager

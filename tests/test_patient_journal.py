@@ -11,14 +11,13 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_provider import FakeProvider
 from sqlalchemy import make_url
-from store_samples import NOON, a_run, a_step, an_event, at
+from store_samples import a_lease, a_run, a_step, an_event, at
 from tcp_proxy import TcpProxy, wait_until
 from workflow_project import Project, open_project
 
@@ -186,8 +185,9 @@ BATCH = (TOOL, USED, Entry(step=a_step("end", kind="route")))
 async def whole_run(journal: Any) -> dict[str, Any]:
     """What a worker asks of the journal from a run's first moment to its last."""
     run = await journal.bind_run(a_run(), "run-1", [STARTED])
-    leased = await journal.renew_lease("run-1", "run-1", now=NOON, until=at(60))
-    refused = await journal.renew_lease("run-1", "other", now=NOON, until=at(60))
+    await journal.take_lease(a_lease("run-1"))
+    leased = await journal.renew_lease("run-1", "run-1")
+    refused = await journal.renew_lease("run-1", "other")
     for step, events in zip(STEPS, ((), [COMPLETED]), strict=True):
         await journal.record([Entry(step=step, events=tuple(events))])
     await journal.record_events([an_event("node.retry", id="event-1")])
@@ -225,7 +225,7 @@ def assert_written_once(store: Store, answers: dict[str, Any]) -> None:
     assert store.runs.lease("run-1") is None
 
 
-WRITES = ("bind_run", "renew_lease", "record", "record_events", "finish_run", "release_lease")
+WRITES = ("bind_run", "take_lease", "record", "record_events", "finish_run", "release_lease")
 
 
 class TestLostAnswers:
@@ -240,7 +240,7 @@ class TestLostAnswers:
         assert (unreliable.fails_before, unreliable.fails_after) == ("", "")
         assert_written_once(store, answers)
 
-    @pytest.mark.parametrize("write", range(len(WRITES) + 4))
+    @pytest.mark.parametrize("write", range(len(WRITES) + 3))
     def test_a_commit_whose_answer_is_lost_with_the_connection(self, postgres_url: str, write: int):
         with TcpProxy(postgres_url) as proxy, open_store(proxy.url) as store:
             count = 0
@@ -291,29 +291,15 @@ class TestLostAnswers:
         async def work() -> None:
             journal = patient(unreliable, clock)
             await journal.bind_run(a_run(), "run-1")
-            unreliable.fails_before = "renew_lease"
-            assert await journal.renew_lease("run-1", "run-1", now=NOON, until=at(60))
+            unreliable.fails_before = "take_lease"
+            await journal.take_lease(a_lease("run-1"))
             assert len(clock.slept) == 1
             unreliable.fails_before = "renew_lease"
             with pytest.raises(StoreUnavailable):
-                await journal.renew_lease("run-1", "run-1", now=NOON, until=at(60))
+                await journal.renew_lease("run-1", "run-1")
 
         asyncio.run(work())
         assert len(clock.slept) == 1
-
-    def test_a_renewal_of_a_lease_that_came_with_the_run_is_tried_once(self, store: Store):
-        unreliable = Unreliable(store)
-        clock = TestClock()
-
-        async def work() -> None:
-            journal = patient(unreliable, clock)
-            await journal.bind_run(a_run(), "run-1", lease_until=at(60))
-            unreliable.fails_before = "renew_lease"
-            with pytest.raises(StoreUnavailable):
-                await journal.renew_lease("run-1", "run-1", now=NOON, until=at(60))
-
-        asyncio.run(work())
-        assert clock.slept == []
 
 
 def test_each_write_passes_its_points_once_and_renewals_pass_none(
@@ -329,8 +315,7 @@ def test_each_write_passes_its_points_once_and_renewals_pass_none(
             await whole_run(journal)
             await journal.steps("run-1")
             for seconds in range(3):
-                now = at(100 + seconds)
-                await journal.renew_lease("run-1", "again", now=now, until=now + timedelta(seconds=60))
+                await journal.renew_lease("run-1", f"again-{seconds}")
 
         monkeypatch.setenv(ENV_FAULT_LOG, str(log))
         arm_from_environment()
@@ -340,9 +325,9 @@ def test_each_write_passes_its_points_once_and_renewals_pass_none(
             monkeypatch.delenv(ENV_FAULT_LOG)
             arm_from_environment()
     names = (
-        "bind_run#1 renew_lease#1 renew_lease#2 record.node.running#1 record.node.succeeded#1 record_events#1"
+        "bind_run#1 take_lease#1 record.node.running#1 record.node.succeeded#1 record_events#1"
         " record.tool.running#1+record.tool.succeeded#1+record.route.succeeded#1"
-        " finish_run#1 finish_run#2 release_lease#1 renew_lease#3"
+        " finish_run#1 finish_run#2 release_lease#1"
     )
     expected = [
         f"journal.{name}.{side}#{number}"
@@ -536,7 +521,7 @@ def test_an_outage_beyond_the_bound_fails_the_run_cleanly_and_a_retry_ends_it(
 
         def is_expired() -> bool:
             lease = project.store.runs.lease(first.run_id)
-            return lease is None or lease.expires_at <= SystemClock().now()
+            return lease is None or not lease.is_live
 
         wait_until("the lease has run out", is_expired)
         second = project.retry("sample", first.run_id)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 
 import dagster as dg
 import pytest
+from store_samples import take_lease
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.orchestration.reconcile import Correction, is_dagster_run_over, reconcile
@@ -80,8 +81,7 @@ def start_row(
     )
     run_on_loop(store.journal.bind_run(run, run_id))
     if lease_for is not None:
-        early = now() - timedelta(days=1)
-        run_on_loop(store.journal.renew_lease(run_id, run_id, now=early, until=now() + lease_for))
+        assert take_lease(store, run_id, run_id, length_s=lease_for.total_seconds())
     return run_id
 
 
@@ -105,8 +105,7 @@ def test_a_run_whose_lease_ran_out_is_failed_in_both_places(store: Store, instan
     assert reconcile(store, instance, "default") == []
     assert failures(instance, run_id) == 1
     # A retry may take it up at once.
-    until = now() + timedelta(minutes=1)
-    assert run_on_loop(store.journal.renew_lease(run_id, "a retry", now=now(), until=until))
+    assert take_lease(store, "a retry", run_id)
 
 
 def test_a_run_that_was_being_canceled_is_canceled(store: Store, instance: dg.DagsterInstance):
@@ -160,8 +159,7 @@ def test_a_retry_need_not_wait_for_the_lease_of_a_worker_that_dagster_saw_die(
 
     assert len(reconcile(store, instance, "default")) == 1
 
-    until = now() + timedelta(minutes=1)
-    assert run_on_loop(store.journal.renew_lease(run_id, "a retry", now=now(), until=until))
+    assert take_lease(store, "a retry", run_id)
 
 
 @pytest.mark.parametrize(
@@ -490,8 +488,7 @@ def test_a_killed_worker_that_finalized_a_run_is_reported_and_the_run_stays_as_i
     store: Store, instance: dg.DagsterInstance, status: dg.DagsterRunStatus, shown: dg.DagsterRunStatus
 ):
     run_id, at_work = finalizing(store, instance, status, ended_at=now())
-    early = now() - timedelta(days=1)
-    run_on_loop(store.journal.renew_lease(run_id, at_work, now=early, until=now() - AGO))
+    assert take_lease(store, at_work, run_id, length_s=-AGO.total_seconds())
 
     (correction,) = reconcile(store, instance, "default")
 

@@ -18,6 +18,7 @@ import pytest
 import workflow_functions
 from fake_http import FakeHttp
 from fake_provider import FakeProvider
+from store_samples import end_leases, take_lease
 from workflow_project import open_project
 
 from agentmesh_dagster.orchestration.reconcile import reconcile
@@ -220,10 +221,7 @@ class TestRefusals:
     def test_while_another_dagster_run_holds_the_lease_it_is_refused(self, project, fake):
         flaky_workflow(project, fake)
         first = project.execute("sample")
-        now = datetime.now(timezone.utc)
-        journal = project.store.journal
-        until = now + timedelta(seconds=60)
-        assert asyncio.run(journal.renew_lease(first.run_id, "another", now=now, until=until))
+        assert take_lease(project.store, "another", first.run_id)
         second = project.retry("sample", first.run_id)
         assert not second.success
         failure = project.step_error(second.run_id, "flaky")
@@ -231,7 +229,7 @@ class TestRefusals:
         assert "nothing was done twice" in failure.description
         assert workflow_functions.notes() == ["flaky"]
         assert project.run_row(first.run_id).status is not RunStatus.SUCCEEDED
-        asyncio.run(journal.release_lease(first.run_id, "another"))
+        asyncio.run(project.store.journal.release_lease(first.run_id, "another"))
         # What was refused has no journal of its own: its retry goes on with the same run.
         assert project.retry("sample", second.run_id).success
         assert [run.id for run in project.store.runs.list("default")] == [first.run_id]
@@ -240,8 +238,7 @@ class TestRefusals:
     def test_the_lease_is_given_back_at_the_end(self, project, fake):
         flaky_workflow(project, fake)
         first = project.execute("sample")
-        now = datetime.now(timezone.utc)
-        assert asyncio.run(project.store.journal.renew_lease(first.run_id, "next", now=now, until=now))
+        assert take_lease(project.store, "next", first.run_id)
 
 
 class TestGateThatTimedOut:
@@ -428,9 +425,8 @@ class TestTwoAtOnce:
                 )
                 (run,) = project.store.runs.list("default")
                 # As after a worker was suspended for longer than its lease.
-                later = datetime.now(timezone.utc) + timedelta(hours=1)
-                journal = project.store.journal
-                assert asyncio.run(journal.renew_lease(run.id, "another", now=later, until=later))
+                end_leases(project.store)
+                assert take_lease(project.store, "another", run.id)
                 result = working.result(timeout=30)
             assert not result.success
             assert project.step_error(run.id, "pause").metadata["code"].value == "lease-lost"

@@ -13,7 +13,7 @@ from typing import Any
 import forked
 import pytest
 from sqlalchemy import event as engine_event
-from store_samples import HandClock, a_run, a_step, a_vote, a_wait, an_event, at
+from store_samples import HandClock, a_run, a_step, a_vote, a_wait, an_event, at, end_leases, take_lease
 
 from agentmesh_dagster.constants import ENV_FAULT, EVENT_RUN_ENDED
 from agentmesh_dagster.errors import AgentMeshError, ApprovalError, NotFound, RunRefused
@@ -127,10 +127,11 @@ def test_an_answer_in_a_run_that_failed_waits_for_a_retry(store: Store):
 
 def test_a_run_whose_lease_is_live_is_not_ready(store: Store):
     run(wait_at_gate(store))
-    assert run(store.journal.renew_lease("run-1", "run-1", now=at(0), until=at(30)))
+    assert take_lease(store, "run-1")
     assert ready(store, 29) == []
     assert store.claims.claim("run-1", reason="gate", now=at(29)) is None
     assert store.claims.claim("run-1", reason="resume", now=at(29)) is None
+    end_leases(store)
     assert ready(store, 30) == ["run-1"]
     assert claimed(store, 30)
 

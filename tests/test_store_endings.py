@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from store_samples import NOON, HandClock, a_run, a_step, a_vote, a_wait, an_event, at
+from store_samples import (
+    NOON,
+    HandClock,
+    a_lease,
+    a_run,
+    a_step,
+    a_vote,
+    a_wait,
+    an_event,
+    at,
+    end_leases,
+    take_lease,
+)
 
 from agentmesh_dagster.constants import EVENT_RUN_ENDED
 from agentmesh_dagster.errors import ApprovalError, NotFound, RunRefused
@@ -136,21 +148,23 @@ def test_finalizing_leaves_the_run_as_it_ended(store: Store, clock: HandClock):
     assert bind(store, "finalizer", claim) == bound
 
     # It writes now, and nobody before it.
+    assert take_lease(store, "finalizer")
     row = a_step("@finally/clean", dagster_run_id="finalizer")
-    run(store.journal.record([Entry(step=row)]))
+    run(store.journal.record([Entry(step=row)], holder="finalizer"))
     with pytest.raises(RunRefused) as refused:
-        run(store.journal.record([Entry(step=a_step("late", dagster_run_id="run-1"))]))
+        run(store.journal.record([Entry(step=a_step("late", dagster_run_id="run-1"))], holder="run-1"))
     assert refused.value.code == "lease-lost"
-    assert not run(store.journal.finish_run("run-1", RunStatus.FAILED, at=at(31), dagster_run_id="finalizer"))
+    assert not run(store.journal.finish_run("run-1", RunStatus.FAILED, at=at(31), holder="finalizer"))
 
-    for dagster_run_id, run_id, code in (("run-1", "run-1", "lease-lost"), ("x", "nothing", "no-run")):
+    for holder, run_id, code in (("run-1", "run-1", "lease-lost"), ("x", "nothing", "no-run")):
         with pytest.raises((RunRefused, NotFound)) as also:
-            run(store.journal.finalized(run_id, 1, dagster_run_id))
+            run(store.journal.finalized(run_id, 1, holder=holder))
         assert also.value.code == code
+    end_leases(store)
     assert offered(store, 30) == [("run-1", "finalize")]
-    run(store.journal.finalized("run-1", 1, "finalizer"))
+    run(store.journal.finalized("run-1", 1, holder="finalizer"))
     for ending in (0, 2):
-        run(store.journal.finalized("run-1", ending, "finalizer"))
+        run(store.journal.finalized("run-1", ending, holder="finalizer"))
     assert store.runs.get("run-1") == replace(bound, finalized=1, steps_executed=1)
     assert offered(store, 30) == []
 
@@ -193,19 +207,19 @@ def test_a_run_that_is_retried_asks_with_its_next_end(store: Store):
 def test_a_retry_waits_until_the_finalizing_is_over(store: Store):
     bind(store, finalizers="always")
     end(store, RunStatus.FAILED, error=LOST)
-    assert run(store.journal.renew_lease("run-1", "finalizer", now=at(10), until=at(40)))
     bind(store, "finalizer", claimed(store, seconds=40))
+    assert take_lease(store, "finalizer")
     before = store.runs.get("run-1")
-    assert not run(store.journal.renew_lease("run-1", "retry", now=at(39), until=at(99)))
+    assert not take_lease(store, "retry")
     with pytest.raises(RunRefused) as refused:
-        run(store.journal.bind_run(a_run(), "retry", lease_until=at(99)))
+        run(store.journal.bind_run(a_run(), "retry", lease=a_lease("retry")))
     assert refused.value.code == "lease-held"
     assert store.claims.claim("run-1", reason="resume", now=at(39)) is None
     assert store.runs.get("run-1") == before
     run(store.journal.release_lease("run-1", "finalizer"))
     assert bind(store, "retry").status is RunStatus.RUNNING
     with pytest.raises(RunRefused):
-        run(store.journal.finalized("run-1", 1, "finalizer"))
+        run(store.journal.finalized("run-1", 1, holder="finalizer"))
 
 
 def test_finalizing_that_is_lost_is_begun_again_and_given_up_in_the_end(store: Store):
@@ -217,9 +231,9 @@ def test_finalizing_that_is_lost_is_begun_again_and_given_up_in_the_end(store: S
     for attempt in range(MAX_FINALIZINGS):
         assert offered(store, moment) == [("run-1", "finalize")]
         bind(store, f"finalizer-{attempt}", claimed(store, seconds=moment))
-        lease = (f"finalizer-{attempt}", at(moment), at(moment + 60))
-        assert run(store.journal.renew_lease("run-1", lease[0], now=lease[1], until=lease[2]))
-        assert offered(store, moment + 59) == []
+        assert take_lease(store, f"finalizer-{attempt}")
+        assert offered(store, moment + 60) == []
+        end_leases(store)
         moment += 60
     assert offered(store, moment) == [("run-1", "finalize")]
     assert store.claims.claim("run-1", reason="finalize", now=at(moment)) is None
@@ -232,7 +246,7 @@ def test_finalizing_that_is_lost_is_begun_again_and_given_up_in_the_end(store: S
     bind(store, "retry")
     end(store, RunStatus.CANCELED, seconds=moment)
     bind(store, "finalizer-3", claimed(store, seconds=moment + 60))
-    run(store.journal.finalized("run-1", 2, "finalizer-3"))
+    run(store.journal.finalized("run-1", 2))
     assert offered(store, moment + 999) == []
 
 
@@ -452,30 +466,32 @@ def test_finalizing_is_no_work_of_the_run(store: Store, clock: HandClock):
     end(store, RunStatus.FAILED, seconds=10)
     clock.seconds = 100
     assert bind(store, "finalizer", claimed(store, seconds=100)).worked_ms == 0
-    assert run(store.journal.renew_lease("run-1", "finalizer", now=at(100), until=at(160)))
+    assert take_lease(store, "finalizer")
+    end_leases(store, at(160))
     clock.seconds = 500
-    assert run(store.journal.renew_lease("run-1", "retry", now=at(500), until=at(560)))
+    assert take_lease(store, "retry")
     assert bind(store, "retry").worked_ms == 10_000
 
 
 def test_a_worker_that_was_killed_worked_until_its_lease_ran_out_at_most(store: Store, clock: HandClock):
     bind(store)
-    lease = store.journal.renew_lease
-    assert run(lease("run-1", "run-1", now=at(0), until=at(60)))
+    assert take_lease(store, "run-1")
+    end_leases(store, at(60))
     clock.seconds = 1000
-    # As workers do: the lease, then the binding.
-    assert run(lease("run-1", "second", now=at(1000), until=at(1060)))
-    bound = bind(store, "second")
+    # As workers do: the lease with the binding.
+    bound = run(store.journal.bind_run(a_run(), "second", lease=a_lease("second", dagster_run_id="second")))
     assert (bound.worked_ms, bound.resumed_at) == (60_000, at(1000))
     # Found dead by a reconciler, and that long after.
+    end_leases(store, at(1060))
     clock.seconds = 5000
-    assert run(lease("run-1", "reconciler/1", now=at(5000), until=at(5060)))
+    assert take_lease(store, "reconciler/1")
     assert store.runs.set_status("run-1", [RunStatus.RUNNING], RunStatus.FAILED, at=at(5000))
     run(store.journal.release_lease("run-1", "reconciler/1"))
     clock.seconds = 6000
     assert bind(store, "third").worked_ms == 120_000
     # The binding before the lease, and a worker that gave its lease back.
-    assert run(lease("run-1", "third", now=at(6000), until=at(6060)))
+    assert take_lease(store, "third")
+    end_leases(store, at(6060))
     clock.seconds = 7000
     assert bind(store, "fourth").worked_ms == 180_000
     run(store.journal.release_lease("run-1", "third"))

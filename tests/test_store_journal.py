@@ -9,12 +9,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from store_samples import NOON, a_run, a_step, a_vote, a_wait, an_event, at
+from store_samples import NOON, a_lease, a_run, a_step, a_vote, a_wait, an_event, at, end_leases, take_lease
 
+from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.errors import AgentMeshError, NotFound, ReplayError, RunRefused, StoreError
 from agentmesh_dagster.records import Entry, RunSource, RunStatus, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.ports import Journal
-from agentmesh_dagster.store import Store
+from agentmesh_dagster.store import Store, open_store
 
 
 def run(coroutine: Any) -> Any:
@@ -221,7 +222,6 @@ def test_entries_are_written_together_or_not_at_all(store: Store, journal: Journ
         (a_step("fresh", output=2), ReplayError, "step-finished"),
         (a_step("odd", output={1}), StoreError, "not-json"),
         (a_step("nul", fingerprint="a\0b"), StoreError, "nul-character"),
-        (a_step("late", dagster_run_id="earlier"), RunRefused, "lease-lost"),
     ):
         with pytest.raises(error) as refused:
             run(journal.record([fresh, entry(wrong), entry(a_step("after"))]))
@@ -406,63 +406,144 @@ def test_of_eight_threads_that_end_a_run_one_does(store: Store, other_store: Sto
 
 
 def test_a_lease_is_held_by_one_until_it_expires(store: Store, journal: Journal):
-    def renew(dagster_run_id: str, now: float, until: float) -> bool:
-        return run(journal.renew_lease("run-1", dagster_run_id, now=at(now), until=at(until)))
-
-    assert renew("one", 0, 10)
-    assert not renew("two", 5, 15)
-    assert renew("one", 5, 15)
-    assert not renew("two", 14.9, 30)
-    assert renew("two", 15, 30)
-    assert not renew("one", 16, 40)
+    assert take_lease(store, "one")
+    assert not take_lease(store, "two")
+    assert take_lease(store, "one")
+    end_leases(store)
+    assert run(journal.renew_lease("run-1", "one"))
+    assert not take_lease(store, "two")
+    end_leases(store)
+    assert take_lease(store, "two")
+    # Whoever lost it does not get it back by renewing it, nor when the other one has given it back.
+    assert not run(journal.renew_lease("run-1", "one"))
     run(journal.release_lease("run-1", "one"))
     [unfinished] = store.runs.unfinished()
     assert unfinished.lease is not None
-    assert (unfinished.lease.dagster_run_id, unfinished.lease.expires_at) == ("two", at(30))
+    assert (unfinished.lease.dagster_run_id, unfinished.lease.is_live) == ("two", True)
     run(journal.release_lease("run-1", "two"))
-    assert renew("one", 16, 40)
+    assert not run(journal.renew_lease("run-1", "one"))
+    assert take_lease(store, "one")
     with pytest.raises(NotFound):
-        run(journal.renew_lease("no-such-run", "one", now=NOON, until=NOON))
+        run(journal.take_lease(a_lease("one", "no-such-run")))
 
 
-def test_a_dagster_run_whose_run_was_taken_over_writes_nothing(store: Store, journal: Journal):
-    mine = a_step(status=StepStatus.RUNNING, dagster_run_id="run-1")
-    run(journal.record([Entry(step=mine)]))
-    run(journal.bind_run(a_run(), "later"))
-    with pytest.raises(RunRefused, match="'later' has taken over run 'run-1'") as refused:
-        run(journal.record([Entry(step=a_step(dagster_run_id="run-1"), events=(an_event("late"),))]))
-    assert refused.value.code == "lease-lost"
-    with pytest.raises(RunRefused) as ended:
-        run(journal.finish_run("run-1", RunStatus.FAILED, at=at(2), dagster_run_id="run-1"))
-    assert ended.value.code == "lease-lost"
-    assert run(journal.steps("run-1")) == {mine.key: mine}
-    assert store.runs.events("run-1") == []
-    assert store.runs.get("run-1").status is RunStatus.RUNNING
-    run(journal.record([Entry(step=a_step(dagster_run_id="later"))]))
-    assert run(journal.finish_run("run-1", RunStatus.SUCCEEDED, at=at(3), dagster_run_id="later"))
-
-
-def test_a_run_whose_lease_another_holds_is_not_bound_with_it(store: Store, journal: Journal):
-    later = datetime.now(timezone.utc) + timedelta(hours=1)
-    assert run(journal.renew_lease("run-1", "run-1", now=later, until=later))
-    with pytest.raises(RunRefused) as refused:
-        run(journal.bind_run(a_run(), "second", lease_until=later))
-    assert refused.value.code == "lease-held"
+def test_two_processes_of_one_dagster_run_are_told_apart(store: Store, journal: Journal):
+    assert take_lease(store, "first process", dagster_run_id="d")
+    for holder, dagster_run_id, code in (
+        ("second process", "d", "second-process"),
+        ("another", "e", "lease-held"),
+    ):
+        lease = a_lease(holder, dagster_run_id=dagster_run_id)
+        with pytest.raises(RunRefused, match="nothing was done twice") as refused:
+            run(journal.take_lease(lease))
+        assert refused.value.code == code
+        with pytest.raises(RunRefused) as also:
+            run(journal.bind_run(a_run(), dagster_run_id, lease=lease))
+        assert also.value.code == code
     assert store.runs.get("run-1").dagster_run_ids == ("run-1",)
 
 
+def test_who_has_lost_the_lease_writes_nothing(store: Store, journal: Journal):
+    """Though nobody else is bound to the run, and though nobody holds it by now."""
+    assert take_lease(store, "mine")
+    mine = a_step(status=StepStatus.RUNNING)
+    run(journal.record([Entry(step=mine)], holder="mine"))
+    before = store.runs.get("run-1")
+    end_leases(store)
+    # It has run out, and nobody has taken it.
+    run(journal.record_events([an_event("in.time")], holder="mine"))
+    assert take_lease(store, "reconciler")
+
+    def refused() -> None:
+        child = a_run("child", status=RunStatus.PENDING, parent_run_id="run-1")
+        late = Entry(step=a_step(), events=(an_event("late"),))
+        opens = Entry(step=a_step("gate", status=StepStatus.WAITING), opened=(a_wait("", step_key="gate"),))
+        for write in (
+            journal.record([late], holder="mine"),
+            journal.record([opens], holder="mine"),
+            journal.record_events([an_event("late")], holder="mine"),
+            journal.finish_run("run-1", RunStatus.FAILED, at=at(2), holder="mine"),
+            journal.finalized("run-1", 0, holder="mine"),
+            journal.start_child(child, holder="mine"),
+        ):
+            with pytest.raises(RunRefused, match="does not hold run 'run-1' any more") as lost:
+                run(write)
+            assert lost.value.code == "lease-lost"
+
+    refused()
+    run(journal.release_lease("run-1", "reconciler"))
+    refused()
+    assert run(journal.steps("run-1")) == {mine.key: mine}
+    assert [event.type for event in store.runs.events("run-1")] == ["in.time"]
+    assert store.runs.get("run-1") == before
+    assert [each.id for each in store.runs.list("default")] == ["run-1"]
+    assert take_lease(store, "next")
+    run(journal.record([Entry(step=a_step())], holder="next"))
+    assert run(journal.finish_run("run-1", RunStatus.SUCCEEDED, at=at(3), holder="next"))
+
+
+def test_writers_of_one_group_are_asked_one_by_one(store: Store, journal: Journal):
+    assert take_lease(store, "holder")
+
+    async def work() -> list[object]:
+        writes = (
+            journal.record([Entry(step=a_step(f"n{index}"))], holder="holder" if index % 2 else "lost")
+            for index in range(6)
+        )
+        return await asyncio.gather(*writes, return_exceptions=True)
+
+    outcomes = run(work())
+    assert [isinstance(each, RunRefused) for each in outcomes] == [True, False] * 3
+    assert sorted(run(journal.steps("run-1"))) == ["n1", "n3", "n5"]
+
+
+def test_a_lease_is_measured_by_the_clock_of_the_database(database_url: str):
+    """A worker whose own clock is hours ahead, or behind, holds its run as long as any other."""
+
+    class Wrong(SystemClock):
+        def __init__(self, hours: float) -> None:
+            self._off = timedelta(hours=hours)
+
+        def now(self) -> datetime:
+            return super().now() + self._off
+
+    with (
+        open_store(database_url, clock=Wrong(3)) as ahead,
+        open_store(database_url, clock=Wrong(-3)) as behind,
+    ):
+        for run_id, first, second in (("run-a", ahead, behind), ("run-b", behind, ahead)):
+            run(first.journal.bind_run(a_run(run_id), run_id, lease=a_lease("first", run_id)))
+            assert not take_lease(second, "second", run_id)
+            lease = second.runs.lease(run_id)
+            assert lease is not None
+            assert 50 < lease.left_s <= 60
+
+
+@pytest.mark.usefixtures("journal")
+def test_a_lease_from_a_clock_that_was_ahead_is_cut_to_its_length(store: Store):
+    """The database's own clock was set back, as after a correction of the machine's."""
+    assert take_lease(store, "worker")
+    assert store.runs.shorten_leases("default") == 0
+    end_leases(store, datetime.now(timezone.utc) + timedelta(hours=5))
+    assert store.runs.shorten_leases("other") == 0
+    assert store.runs.shorten_leases("default") == 1
+    lease = store.runs.lease("run-1")
+    assert lease is not None
+    assert 50 < lease.left_s <= 60
+    assert store.runs.shorten_leases("default") == 0
+
+
 def test_of_eight_that_want_a_lease_one_gets_it(store: Store, other_store: Store, journal: Journal):
-    async def want() -> list[bool]:
+    async def want() -> list[object]:
         return await asyncio.gather(
             *(
-                (store if index % 2 else other_store).journal.renew_lease(
-                    "run-1", f"d{index}", now=NOON, until=at(9)
-                )
+                (store if index % 2 else other_store).journal.take_lease(a_lease(f"d{index}"))
                 for index in range(8)
-            )
+            ),
+            return_exceptions=True,
         )
 
-    assert sorted(run(want())) == [False] * 7 + [True]
+    assert sorted(isinstance(each, RunRefused) for each in run(want())) == [False] + [True] * 7
 
 
 def test_a_canceled_coroutine_does_not_stop_the_journal(journal: Journal):

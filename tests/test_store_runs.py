@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 from sqlalchemy import text
-from store_samples import NOON, a_run, a_step, a_vote, a_wait, an_event, at
+from store_samples import a_run, a_step, a_vote, a_wait, an_event, at, take_lease
 
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Entry, RunSource, RunStatus, StepStatus
@@ -165,13 +165,14 @@ def test_unfinished_runs_come_with_their_leases(store: Store):
     bind(store, "b", project="second")
     bind(store, "c")
     finish(store, "c", RunStatus.SUCCEEDED, 1)
-    assert asyncio.run(store.journal.renew_lease("a", "dagster-a", now=NOON, until=at(30)))
-    assert asyncio.run(store.journal.renew_lease("c", "dagster-c", now=NOON, until=at(30)))
+    assert take_lease(store, "dagster-a", "a")
+    assert take_lease(store, "dagster-c", "c")
     found = {each.run.id: each.lease for each in store.runs.unfinished()}
     assert set(found) == {"a", "b"}
     assert found["b"] is None
     assert found["a"] is not None
-    assert (found["a"].dagster_run_id, found["a"].expires_at) == ("dagster-a", at(30))
+    assert (found["a"].dagster_run_id, found["a"].is_live) == ("dagster-a", True)
+    assert 55 < found["a"].left_s <= 60
     assert [each.run.id for each in store.runs.unfinished("second")] == ["b"]
 
 
@@ -184,19 +185,17 @@ def test_runs_that_stand_still_under_a_lease_that_ran_out_are_abandoned(store: S
         ("live", RunStatus.WAITING),
     ):
         bind(store, run_id)
-        until = at(90) if run_id == "live" else at(30)
-        assert asyncio.run(store.journal.renew_lease(run_id, f"d-{run_id}", now=NOON, until=until))
+        assert take_lease(store, f"d-{run_id}", run_id, length_s=60 if run_id == "live" else -1)
         if status is not None:
             finish(store, run_id, status, 1)
     asyncio.run(store.journal.release_lease("given-back", "d-given-back"))
-    assert store.runs.abandoned("default", at(29)) == []
-    found = {each.run.id: each.lease for each in store.runs.abandoned("default", at(30))}
+    found = {each.run.id: each.lease for each in store.runs.abandoned("default")}
     assert set(found) == {"failed", "waiting"}
     lease = found["waiting"]
     assert lease is not None
     assert lease.dagster_run_id == "d-waiting"
     store.runs.release_lease(lease)
-    assert [each.run.id for each in store.runs.abandoned("default", at(30))] == ["failed"]
+    assert [each.run.id for each in store.runs.abandoned("default")] == ["failed"]
 
 
 def test_the_rows_of_a_deleted_run_go_with_it(store: Store):
@@ -207,7 +206,7 @@ def test_the_rows_of_a_deleted_run_go_with_it(store: Store):
     assert store.claims.claim("run-1", reason="resume") is None
     assert asyncio.run(store.journal.finish_run("run-1", RunStatus.WAITING, at=at(1)))
     assert store.claims.claim("run-1", reason="resume") is not None
-    asyncio.run(store.journal.renew_lease("run-1", "d", now=NOON, until=at(1)))
+    assert take_lease(store, "d")
     with store._database.write() as connection:
         connection.execute(text("DELETE FROM runs"))
     with store._database.read() as connection:

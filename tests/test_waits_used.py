@@ -108,10 +108,14 @@ def test_a_node_that_did_not_wait_last_takes_its_answers_up(store: Store, status
         store.waits.decide("default", wait.id, a_vote())
         assert store.claims.is_ready("run-1")
         environment: Any = SimpleNamespace(
-            journal=store.journal, clock=SystemClock(), secrets=SimpleNamespace(redact=lambda value: value)
+            journal=store.journal,
+            clock=SystemClock(),
+            secrets=SimpleNamespace(redact=lambda value: value),
+            lease_s=60.0,
         )
         pinned: Any = SimpleNamespace(workflow=WorkflowSpec(slug="sample", nodes=[], edges=[]))
         session = RunSession(environment, store.runs.get("run-1"), pinned, "run-1")
+        await session.take_lease()
         await session.load()
         ask = StepAsk(
             key="gate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -30,6 +30,7 @@ def build_job(
     executors: Mapping[str, dg.ExecutorDefinition],
     name: str | None = None,
     link: str | None = None,
+    held: Callable[[dg.ExecutorDefinition], dg.ExecutorDefinition] | None = None,
 ) -> dg.JobDefinition:
     """The job of a published workflow.
 
@@ -40,7 +41,10 @@ def build_job(
         executors: Executors by the names of `settings.executor`; `default` is the code location's.
         name: The job's name; default that of the slug.
         link: A URL of the definition's source, shown on the job.
+        held: Makes an executor whose process holds the run while it executes the steps; default: the first step of a
+            process opens the run.
     """
+    executor = _executor(pinned.workflow.settings, executors)
     workflow = pinned.workflow
     job = name or job_name(pinned.kind, pinned.slug)
     return dg.JobDefinition(
@@ -53,7 +57,7 @@ def build_job(
         ),
         resource_defs={"agentmesh": resource},
         logger_defs={"console": dg.colored_console_logger},
-        executor_def=_executor(workflow.settings, executors),
+        executor_def=executor if held is None else held(executor),
         # Not `run_tags`: a launch through the API leaves those out.
         tags=construct_tags(pinned),
         metadata=_metadata(pinned, link),

@@ -145,12 +145,12 @@ def _cancel_one(
     if run.status.is_final:
         raise RunRefused(f"run {run.id!r} is {run.status.value} already", code="run-final")
     waited_for = store.waits.list(run.project, run_id=run.id, statuses=(WaitStatus.OPEN,), limit=None)
-    is_asked = _terminate(store, instance, run, webserver, clock)
+    is_asked = _terminate(store, instance, run, webserver)
     store.audit.add(run.project, "cancel", actor=by, entity=f"run/{run.id}", version=run.version)
-    while _is_at_work(store, run, clock) and time.monotonic() < until:
+    while _is_at_work(store, run) and time.monotonic() < until:
         time.sleep(_POLL_S)
     stands = store.runs.get(run.id)
-    if not stands.status.is_final and not _is_at_work(store, run, clock):
+    if not stands.status.is_final and not _is_at_work(store, run):
         set_canceled(store, instance, stands, by, clock)
         stands = store.runs.get(run.id)
     closed = (store.waits.get(wait.project, wait.id) for wait in waited_for)
@@ -161,9 +161,7 @@ def _cancel_one(
     )
 
 
-def _terminate(
-    store: Store, instance: dg.DagsterInstance, run: Run, webserver: str | None, clock: Clock
-) -> bool:
+def _terminate(store: Store, instance: dg.DagsterInstance, run: Run, webserver: str | None) -> bool:
     """Asks Dagster to end the run's Dagster run; False where none is at work."""
     last = run.dagster_run_ids[-1] if run.dagster_run_ids else None
     dagster_run = instance.get_run_by_id(last) if last is not None else None
@@ -187,16 +185,16 @@ def _terminate(
             f"Dagster run {last} could not be terminated from here; terminate it in the Dagster UI, or set "
             "AGENTMESH_DAGSTER_URL to its webserver"
         )
-    if _is_at_work(store, run, clock):
+    if _is_at_work(store, run):
         raise CannotReach(f"run {run.id!r} is at work: {reason}", context={"dagster_run_id": last})
     return False
 
 
-def _is_at_work(store: Store, run: Run, clock: Clock) -> bool:
+def _is_at_work(store: Store, run: Run) -> bool:
     if store.runs.get(run.id).status.is_final:
         return False
     lease = store.runs.lease(run.id)
-    return lease is not None and lease.expires_at > clock.now()
+    return lease is not None and lease.is_live
 
 
 def set_canceled(store: Store, instance: dg.DagsterInstance, run: Run, by: str, clock: Clock) -> bool:

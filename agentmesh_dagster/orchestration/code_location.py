@@ -26,8 +26,9 @@ from agentmesh_dagster.orchestration.executor import agentmesh_executor
 from agentmesh_dagster.orchestration.finalize_job import build_finalize_job
 from agentmesh_dagster.orchestration.gate_poll import Offered
 from agentmesh_dagster.orchestration.gate_sensor import with_offered
-from agentmesh_dagster.orchestration.host import AgentMesh
+from agentmesh_dagster.orchestration.host import AgentMesh, AgentMeshResource, HostedRun
 from agentmesh_dagster.orchestration.location_internals import handed_metadata, with_metadata
+from agentmesh_dagster.orchestration.run_holder import HoldingExecutor
 from agentmesh_dagster.orchestration.step_processes import multiprocess_executor
 from agentmesh_dagster.records import LiveJob, Publication
 from agentmesh_dagster.runtime.registry import node_types
@@ -166,19 +167,25 @@ def _listed(publication: Publication) -> LiveJob:
 def build_published_job(
     publication: Publication,
     *,
-    resource: dg.ResourceDefinition,
+    resource: AgentMeshResource,
     executors: Mapping[str, dg.ExecutorDefinition],
     name: str | None = None,
     link: str | None = None,
 ) -> dg.JobDefinition:
     """The job of one publication; its name is that of the slug, where none is given."""
+    pinned = construct_pinned(publication)
+
+    def held(executor: dg.ExecutorDefinition) -> dg.ExecutorDefinition:
+        return HoldingExecutor(executor, HostedRun(agentmesh=resource.agentmesh, pinned=pinned))
+
     return build_job(
-        construct_pinned(publication),
+        pinned,
         node_types=node_types(),
         resource=resource,
         executors=executors,
         name=name,
         link=link,
+        held=held,
     )
 
 

@@ -103,10 +103,11 @@ def check_retryable(store: Store, instance: dg.DagsterInstance, run: Run, clock:
     """
     clock = clock or SystemClock()
     if not run.status.is_final:
+        store.runs.shorten_leases(run.project)
         lease = store.runs.lease(run.id)
         if reconcile_run(store, instance, run, lease, clock) is not None:
             run = store.runs.get(run.id)
-        elif lease is not None and lease.expires_at > clock.now():
+        elif lease is not None and lease.is_live:
             raise RunRefused(
                 f"run {run.id!r} is still being worked on (Dagster run {run.dagster_run_ids[-1]}); wait for its end, "
                 "or a minute where its worker was killed",

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: Dagster looks at the annotation of `context` itself, and refuses a text.
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.constants import FINALIZE_JOB, TAG_CLAIM
 from agentmesh_dagster.errors import RunRefused
 from agentmesh_dagster.orchestration.host import AgentMesh, Host
+from agentmesh_dagster.orchestration.run_holder import HoldingExecutor
 from agentmesh_dagster.records import Run
 from agentmesh_dagster.runtime.finalize import finalize_run, note_finalized, open_finalizing
 from agentmesh_dagster.runtime.loop import run_on_loop
@@ -50,8 +52,31 @@ def build_finalize_job(agentmesh: AgentMesh) -> dg.JobDefinition:
         config=dg.ConfigMapping(console_config, config_schema={}),
         description="Runs what workflows ask for at the end of their runs: on_failure and finally.",
         # One op, which a termination request interrupts while it waits for the loop.
-        executor_def=dg.in_process_executor,
+        executor_def=HoldingExecutor(dg.in_process_executor, _OneFinalizer(agentmesh)),
     )
+
+
+@dataclass(frozen=True)
+class _OneFinalizer:
+    """Sees that no other process executes the Dagster run; its one op takes and gives back the lease."""
+
+    agentmesh: AgentMesh
+
+    @property
+    def lease_s(self) -> float:
+        return self.agentmesh.lease_s
+
+    def hold(self, dagster_run: dg.DagsterRun, instance: dg.DagsterInstance) -> None:
+        run = run_on_loop(self.agentmesh.store().journal.run_of(dagster_run.run_id))
+        lease = None if run is None else self.agentmesh.store().runs.lease(run.id)
+        if lease is not None and lease.is_live and lease.dagster_run_id == dagster_run.run_id:
+            raise RunRefused(
+                f"another process is executing the Dagster run {dagster_run.run_id!r} already; this one ends here",
+                code="second-process",
+            )
+
+    def let_go(self, dagster_run_id: str, instance: dg.DagsterInstance) -> None:
+        """Nothing is held."""
 
 
 def job_of_project(root: str) -> dg.JobDefinition:

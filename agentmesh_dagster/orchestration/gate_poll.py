@@ -21,6 +21,7 @@ from agentmesh_dagster.orchestration.run_tags import (
     is_finalizing,
     last_working,
 )
+from agentmesh_dagster.orchestration.worker_identity import is_worker_dead
 from agentmesh_dagster.records import Claim, Json, ReadyRun, Run
 from agentmesh_dagster.specs.names import job_name, pinned_job_name
 
@@ -185,6 +186,8 @@ class Gatekeeper:
         status = record.dagster_run.status
         if status in _QUEUED:
             return True
+        if is_worker_dead(record.dagster_run):
+            return False
         if status is dg.DagsterRunStatus.STARTED:
             return record.start_time is None or record.start_time + _BINDING_S > now.timestamp()
         if status is dg.DagsterRunStatus.CANCELING:

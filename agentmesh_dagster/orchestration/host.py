@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,7 @@ from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.compiler.levels import op_names
 from agentmesh_dagster.constants import GATE_SENSOR, TAG_CLAIM, TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
 from agentmesh_dagster.errors import RunRefused, StoreError
-from agentmesh_dagster.orchestration.run_tags import stated_max_retries
+from agentmesh_dagster.orchestration.run_tags import holder_tags, stated_holder, stated_max_retries
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.loop import run_on_loop
@@ -111,7 +111,7 @@ class AgentMesh:
         """The process's host."""
         return _host(self)
 
-    def resource(self) -> dg.ResourceDefinition:
+    def resource(self) -> AgentMeshResource:
         """The Dagster resource `agentmesh` of the compiled jobs."""
 
         def agentmesh(context: dg.InitResourceContext) -> Iterator[Host]:
@@ -122,9 +122,35 @@ class AgentMesh:
                 if context.run is not None and context.instance is not None:
                     host.close(context.run.run_id, context.instance)
 
-        return dg.ResourceDefinition(
-            resource_fn=agentmesh, description="The AgentMesh journal and model client."
-        )
+        return AgentMeshResource(self, agentmesh)
+
+
+class AgentMeshResource(dg.ResourceDefinition):
+    """The resource `agentmesh`, which knows what it was made from."""
+
+    def __init__(
+        self, agentmesh: AgentMesh, make: Callable[[dg.InitResourceContext], Iterator[Host]]
+    ) -> None:
+        super().__init__(resource_fn=make, description="The AgentMesh journal and model client.")
+        self.agentmesh = agentmesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedRun:
+    """Holds the runs of one job (`run_holder.RunHolder`): the sessions that its steps work with."""
+
+    agentmesh: AgentMesh
+    pinned: Pinned
+
+    @property
+    def lease_s(self) -> float:
+        return self.agentmesh.lease_s
+
+    def hold(self, dagster_run: dg.DagsterRun, instance: dg.DagsterInstance) -> None:
+        self.agentmesh.host().hold(dagster_run, instance, self.pinned)
+
+    def let_go(self, dagster_run_id: str, instance: dg.DagsterInstance) -> None:
+        self.agentmesh.host().close(dagster_run_id, instance)
 
 
 @cache
@@ -192,6 +218,10 @@ class Host:
         finally:
             log.flush()
 
+    def hold(self, run: dg.DagsterRun, instance: dg.DagsterInstance, pinned: Pinned) -> None:
+        """Opens the session of a Dagster run in the process that executes it; see `run_holder.RunHolder`."""
+        run_on_loop(self._hold(run, instance, pinned))
+
     def close(self, dagster_run_id: str, instance: dg.DagsterInstance) -> None:
         """Ends the session of a Dagster run, if there is one: gives the lease back, and tags how the run ended."""
         ended = run_on_loop(self._close(dagster_run_id))
@@ -219,13 +249,27 @@ class Host:
                 _log.warning("run %s failed, and its row could not say so: %s", session.run.id, also)
             raise
 
+    async def _hold(self, run: dg.DagsterRun, instance: dg.DagsterInstance, pinned: Pinned) -> None:
+        if run.run_id in self._sessions:
+            return
+        opening = asyncio.get_running_loop().create_task(
+            self._open(run, instance, pinned, is_step_process=False)
+        )
+        self._sessions[run.run_id] = opening
+        await asyncio.wait([opening])
+        # Whatever else it failed of, the first step says.
+        error = opening.exception()
+        if isinstance(error, RunRefused) and error.code == "second-process":
+            del self._sessions[run.run_id]
+            raise error
+
     async def _session(self, context: dg.OpExecutionContext, pinned: Pinned) -> RunSession:
         run_id = context.run_id
         opening = self._sessions.get(run_id)
         if opening is None:
             # One task, so that ops which start together share it, and one that is canceled does not end it.
             opening = asyncio.get_running_loop().create_task(
-                self._open(context.run, context.instance, pinned)
+                self._open(context.run, context.instance, pinned, is_step_process=True)
             )
             self._sessions[run_id] = opening
         try:
@@ -235,14 +279,26 @@ class Host:
                 del self._sessions[run_id]
             raise
 
-    async def _open(self, run: dg.DagsterRun, instance: dg.DagsterInstance, pinned: Pinned) -> RunSession:
+    async def _open(
+        self, run: dg.DagsterRun, instance: dg.DagsterInstance, pinned: Pinned, *, is_step_process: bool
+    ) -> RunSession:
+        """Opens a session: of the process that executes the run, or of a step process, which works under its lease."""
         steps = op_names(pinned, self.environment.node_types)
+        tags = run.tags
+        if is_step_process:
+            # What it was handed may be older than the tags.
+            stored = await asyncio.to_thread(instance.get_run_by_id, run.run_id)
+            tags = tags if stored is None else stored.tags
         launch = await asyncio.to_thread(construct_launch, run, steps, instance)
+        if is_step_process:
+            launch = replace(launch, works_under=stated_holder(run.run_id, tags))
         session = await open_session(self.environment, pinned, launch, dict(run.run_config))
         # Copied from a parent, or missing: each Dagster run says for itself whose work it does.
         own = {TAG_RUN_ID: session.run.id, TAG_STATUS: RunStatus.RUNNING.value}
+        if launch.works_under is None:
+            own |= holder_tags(run.run_id, session.lease.holder)
         try:
-            if any(run.tags.get(tag) != value for tag, value in own.items()):
+            if any(tags.get(tag) != value for tag, value in own.items()):
                 await asyncio.to_thread(instance.add_run_tags, run.run_id, own)
         except BaseException:
             await session.close()
@@ -260,7 +316,8 @@ class Host:
             return None
         if outcome.is_interrupted and outcome.ended is None:
             await outcome.end(RunStatus.CANCELED)
-        await self._settle(outcome)
+        if outcome.has_worked:
+            await self._settle(outcome)
         await outcome.close()
         return outcome.ended
 
@@ -335,7 +392,7 @@ def construct_launch(run: dg.DagsterRun, steps: frozenset[str], instance: dg.Dag
         source = RunSource(stated) if stated in RunSource._value2member_map_ else other
     return Launch(
         dagster_run_id=run.run_id,
-        continues=tuple(_continued(run, instance)),
+        continues=tuple(continued_runs(run, instance)),
         is_selection=_is_selection(run, steps),
         source=source,
         triggered_by=tags.get("dagster/schedule_name") or tags.get(_TAG_SENSOR) or tags.get("user", ""),
@@ -353,7 +410,7 @@ def _max_retries(tags: Mapping[str, str], instance: dg.DagsterInstance) -> int:
     return int(stated) if stated.isdecimal() else 0
 
 
-def _continued(run: dg.DagsterRun, instance: dg.DagsterInstance) -> Iterator[str]:
+def continued_runs(run: dg.DagsterRun, instance: dg.DagsterInstance) -> Iterator[str]:
     """The Dagster runs whose run a retry goes on with; a re-execution of all steps goes on with none."""
     at: dg.DagsterRun | None = run
     while at is not None and at.parent_run_id is not None and _is_retry(at):

@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from agentmesh_dagster.clock import Clock, SystemClock
-from agentmesh_dagster.constants import TAG_PROJECT, TAG_RUN_ID, TAG_STATUS
-from agentmesh_dagster.errors import NodeError, NotFound, TimeOver
+from agentmesh_dagster.compiler.levels import op_names
+from agentmesh_dagster.compiler.snapshot import construct_pinned
+from agentmesh_dagster.constants import TAG_CLAIM, TAG_PROJECT, TAG_PUBLICATION, TAG_RUN_ID, TAG_STATUS
+from agentmesh_dagster.errors import NodeError, NotFound, RunRefused, TimeOver
+from agentmesh_dagster.orchestration.host import construct_launch
+from agentmesh_dagster.orchestration.launcher import WarmRunLauncher
 from agentmesh_dagster.orchestration.retries import settle_retries
 from agentmesh_dagster.orchestration.run_tags import is_finalizing
+from agentmesh_dagster.orchestration.worker_identity import is_worker_dead
 from agentmesh_dagster.records import Event, Lease, Run, RunStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
+from agentmesh_dagster.runtime.registry import node_types
+from agentmesh_dagster.specs.names import job_name, pinned_job_name
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
@@ -33,7 +40,8 @@ _ENDS = {
     dg.DagsterRunStatus.FAILURE: RunStatus.FAILED,
     dg.DagsterRunStatus.CANCELED: RunStatus.CANCELED,
 }
-_AT_WORK = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+_AT_WORK = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+_UNBEGUN: Final = (dg.DagsterRunStatus.NOT_STARTED, *_AT_WORK)
 _NEVER_BEGAN: Final = "The worker of this run was killed before it had begun."
 _LOST: Final = "The worker of this run has not been heard of since its lease ran out; it was probably killed."
 _REPORTING_S: Final = 60.0
@@ -42,6 +50,8 @@ _ENDING_S: Final = 60.0
 """How long a worker that has given its lease back may take until Dagster has heard of its end."""
 _STARTING_S: Final = 600.0
 """How long a Dagster run may take from its start until it has bound its run."""
+_WARM_STARTING_S: Final = 120.0
+"""The same where runs are forked on this machine from a process that has the libraries loaded."""
 _SILENCE_S: Final = 3600.0
 """How long a run without a lease must have written nothing before it is given up, where Dagster cannot say more."""
 
@@ -64,11 +74,12 @@ def reconcile(
     """
     clock = clock or SystemClock()
     found: list[Correction] = []
+    store.runs.shorten_leases(project)
     for unfinished in store.runs.unfinished(project):
         correction = reconcile_run(store, instance, unfinished.run, unfinished.lease, clock)
         if correction is not None:
             found.append(correction)
-    for abandoned in store.runs.abandoned(project, clock.now()):
+    for abandoned in store.runs.abandoned(project):
         correction = _tell_dagster_the_end(store, instance, abandoned.run, clock)
         if correction is not None:
             found.append(correction)
@@ -98,12 +109,12 @@ def _left_behind(
     store: Store, instance: dg.DagsterInstance, project: str, clock: Clock
 ) -> Generator[Correction]:
     """Dagster runs at work whose worker died when it had no lease any more, or none yet."""
-    at_work = instance.get_run_records(dg.RunsFilter(statuses=list(_AT_WORK), tags={TAG_PROJECT: project}))
+    at_work = instance.get_run_records(dg.RunsFilter(statuses=list(_UNBEGUN), tags={TAG_PROJECT: project}))
     for record in at_work:
         run = find_run(store, record.dagster_run.run_id)
         correction = None
-        if run is None:
-            correction = _end_unbound(instance, record, clock)
+        if run is None or (run.status is RunStatus.PENDING and run.dagster_run_ids):
+            correction = _end_unbegun(store, instance, record, clock)
         elif (
             run.status not in (RunStatus.PENDING, RunStatus.RUNNING)
             and run.dagster_run_ids[-1] == record.dagster_run.run_id
@@ -113,23 +124,100 @@ def _left_behind(
             yield correction
 
 
-def _end_unbound(instance: dg.DagsterInstance, record: dg.RunRecord, clock: Clock) -> Correction | None:
-    """Reports a Dagster run that started long ago and has bound no run."""
-    dagster_run = record.dagster_run
-    started = record.start_time or record.update_timestamp.timestamp()
-    if started + _STARTING_S > clock.now().timestamp():
+def _end_unbegun(
+    store: Store, instance: dg.DagsterInstance, record: dg.RunRecord, clock: Clock
+) -> Correction | None:
+    """Reports a Dagster run whose worker died before it had bound a run, and gives the launch a row."""
+    if not _is_unbegun(instance, record, clock):
+        return None
+    # As it stands after it was found dead: a worker that ended says so before it is gone.
+    dagster_run = instance.get_run_by_id(record.dagster_run.run_id)
+    if dagster_run is None or dagster_run.is_finished:
         return None
     tags = dagster_run.tags
-    if tags.get(TAG_RUN_ID) == dagster_run.run_id or tags.get(TAG_STATUS) == RunStatus.RUNNING.value:
+    if find_run(store, dagster_run.run_id) is None and (
+        tags.get(TAG_RUN_ID) == dagster_run.run_id or tags.get(TAG_STATUS) == RunStatus.RUNNING.value
+    ):
         # It says itself that it has bound one: in another database, whose project is called the same.
         return None
     if dagster_run.status is dg.DagsterRunStatus.CANCELING:
         instance.report_run_canceled(dagster_run, _NEVER_BEGAN)
-        status = RunStatus.CANCELED
+        return Correction(
+            run_id=dagster_run.run_id, status=RunStatus.CANCELED, reason="its worker died before it had begun"
+        )
+    # The row first: whoever reports it the next time, if this process dies here, finds it.
+    run = store_launch(store, instance, dagster_run)
+    instance.report_run_failed(dagster_run, _NEVER_BEGAN)
+    reason = "its worker died before it had begun"
+    correction = None if run is None else _correct(store, run, RunStatus.FAILED, reason, clock, instance)
+    return correction or Correction(run_id=dagster_run.run_id, status=RunStatus.FAILED, reason=reason)
+
+
+def _is_unbegun(instance: dg.DagsterInstance, record: dg.RunRecord, clock: Clock) -> bool:
+    """Whether nobody will begin a Dagster run that has bound no run: its worker is dead, or had its time to begin."""
+    dagster_run = record.dagster_run
+    if is_worker_dead(dagster_run):
+        return True
+    since = record.start_time or record.update_timestamp.timestamp()
+    if dagster_run.status is dg.DagsterRunStatus.NOT_STARTED:
+        # Created and not submitted: Dagster's daemon may yet do so, when it comes back.
+        limit_s = _SILENCE_S
     else:
-        instance.report_run_failed(dagster_run, _NEVER_BEGAN)
-        status = RunStatus.FAILED
-    return Correction(run_id=dagster_run.run_id, status=status, reason="its worker died before it had begun")
+        limit_s = _WARM_STARTING_S if isinstance(instance.run_launcher, WarmRunLauncher) else _STARTING_S
+    return since + limit_s <= clock.now().timestamp()
+
+
+def store_launch(store: Store, instance: dg.DagsterInstance, dagster_run: dg.DagsterRun) -> Run | None:
+    """Stores the `pending` run of a Dagster run that was launched and never came to its first step, or finds it.
+
+    Returns:
+        None where the Dagster run was to continue or finalize another run, is none of this database, or would have been
+        refused.
+    """
+    found = find_run(store, dagster_run.run_id)
+    if found is not None:
+        return found
+    tags = dagster_run.tags
+    publication_id = tags.get(TAG_PUBLICATION, "")
+    if not publication_id.isdecimal() or _carries_claim(store, dagster_run):
+        return None
+    try:
+        publication = store.publications.get(int(publication_id))
+    except NotFound:
+        return None
+    job = job_name(publication.kind, publication.slug)
+    if dagster_run.job_name not in (job, pinned_job_name(job, publication.id)):
+        return None
+    pinned = construct_pinned(publication)
+    launch = construct_launch(dagster_run, op_names(pinned, node_types()), instance)
+    if launch.is_selection and not launch.continues:
+        return None
+    if any(find_run(store, each) is not None for each in launch.continues):
+        return None
+    run = Run(
+        id=launch.run_id,
+        project=publication.project,
+        kind=publication.kind,
+        slug=publication.slug,
+        version=publication.version,
+        publication=publication.id,
+        definition_hash=publication.closure_hash,
+        source=launch.source,
+        triggered_by=launch.triggered_by,
+        input=dict(dagster_run.run_config),
+        status=RunStatus.PENDING,
+        queued_at=SystemClock().now(),
+        retries_left=launch.retries_left,
+        finalizers=pinned.workflow.finalizers,
+    )
+    return run_on_loop(store.journal.bind_run(run, dagster_run.run_id))
+
+
+def _carries_claim(store: Store, dagster_run: dg.DagsterRun) -> bool:
+    """Whether a Dagster run was launched by a claim of its own: its run is stored, and is claimed anew."""
+    claim_id = dagster_run.tags.get(TAG_CLAIM)
+    claim = None if claim_id is None else run_on_loop(store.journal.claim(claim_id))
+    return claim is not None and claim.dagster_run_id in (None, dagster_run.run_id)
 
 
 def _settle_retries(store: Store, instance: dg.DagsterInstance, project: str, clock: Clock) -> None:
@@ -150,7 +238,7 @@ def reconcile_run(
         return None
     now = clock.now()
     # The holder of a live lease, and not always the last one: that may have been refused because of the lease.
-    holder = lease.dagster_run_id if lease is not None and lease.expires_at > now else run.dagster_run_ids[-1]
+    holder = lease.dagster_run_id if lease is not None and lease.is_live else run.dagster_run_ids[-1]
     dagster_run = instance.get_run_by_id(holder)
     if dagster_run is None:
         # Another Dagster instance's run, or one that was deleted: only the journal can tell.
@@ -159,7 +247,7 @@ def reconcile_run(
         return _correct(store, run, RunStatus.FAILED, "its Dagster run is gone", clock)
     if dagster_run.status in _ENDS:
         return _take_over_end(store, instance, run, dagster_run, lease, clock)
-    if dagster_run.status in _AT_WORK and lease is not None and lease.expires_at <= now:
+    if dagster_run.status in _AT_WORK and lease is not None and not lease.is_live:
         return _end_lost_worker(store, instance, run, clock)
     return None
 
@@ -175,7 +263,7 @@ def _take_over_end(
     status = _ENDS[dagster_run.status]
     if status is RunStatus.SUCCEEDED:
         # Its own last op says so; a run that Dagster calls a success and that did not is between the two.
-        if lease is not None and lease.expires_at > clock.now():
+        if lease is not None and lease.is_live:
             return None
         status = RunStatus.FAILED
     reason = f"Dagster run ended as {dagster_run.status.value}"
@@ -292,9 +380,10 @@ def _taken_lease(store: Store, run: Run, clock: Clock) -> Generator[bool]:
     half-way leaves a lease that runs out again.
     """
     holder = f"reconciler/{clock.new_id()}"
-    now = clock.now()
-    until = now + timedelta(seconds=_REPORTING_S)
-    if not run_on_loop(store.journal.renew_lease(run.id, holder, now=now, until=until)):
+    lease = Lease(run_id=run.id, dagster_run_id=holder, holder=holder, length_s=_REPORTING_S)
+    try:
+        run_on_loop(store.journal.take_lease(lease))
+    except RunRefused:
         yield False
         return
     try:
@@ -311,7 +400,7 @@ def _still_at_work(instance: dg.DagsterInstance, run: Run) -> dg.DagsterRun | No
 def _is_silent(store: Store, run: Run, lease: Lease | None, now: datetime) -> bool:
     """Whether nobody can be at work on a run that this Dagster instance does not know."""
     if lease is not None:
-        return lease.expires_at <= now
+        return not lease.is_live
     return _has_been_silent(store, run, now)
 
 

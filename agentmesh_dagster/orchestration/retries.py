@@ -44,14 +44,21 @@ def settle_retries(store: Store, instance: dg.DagsterInstance, run: Run) -> None
         run: A run that failed, has retries left, and was launched by no claim.
     """
     last = instance.get_run_by_id(run.dagster_run_ids[-1]) if run.dagster_run_ids else None
-    if last is None or not last.is_finished or _AUTO_RETRY in last.tags:
+    unbound = 0
+    while last is not None and (retry := last.tags.get(_AUTO_RETRY)) is not None:
+        # A retry that is on its way, or whose worker died before it had bound the run.
+        last = instance.get_run_by_id(retry)
+        unbound += 1
+    if last is None or not last.is_finished:
         return
     will_retry = last.tags.get(_WILL_RETRY)
     if will_retry == "true" and last.remote_job_origin is not None:
         return
-    if will_retry == "false" and may_retry_by_itself(run, last, instance):
+    is_canceled = last.status is dg.DagsterRunStatus.CANCELED
+    may_retry = run.retries_left > unbound and may_retry_by_itself(run, last, instance)
+    if will_retry == "false" and may_retry:
         store.runs.adopt_retries(run.id)
-    elif will_retry is not None or not instance.run_retries_enabled:
+    elif will_retry is not None or is_canceled or not instance.run_retries_enabled:
         # What a process executes by itself, Dagster's daemon cannot launch anew; without the setting it never does.
         store.runs.give_up_retries(run.id)
 

@@ -35,6 +35,7 @@ _OWN_TAGS: Final = frozenset(
     }
 )
 _HIDDEN: Final = ".dagster/"
+_HOLDER_TAG: Final = f"{_HIDDEN}agentmesh_holder"
 """What Dagster notes of one Dagster run: its worker, its code server, its repository."""
 _OF_WORK: Final = ("dagster/backfill", "dagster/partition")
 """How the tags begin by which Dagster counts a Dagster run as the work on a partition, which finalizing is none."""
@@ -79,6 +80,17 @@ def _claim_tags(claim: Claim, max_retries: str | None) -> dict[str, str]:
         _MAX_RETRIES_TAG: "0",
         _OWN_MAX_RETRIES_TAG: max_retries or "",
     }
+
+
+def holder_tags(dagster_run_id: str, holder: str) -> dict[str, str]:
+    """By which the step processes of a Dagster run find the lease under which they work (`Lease.holder`)."""
+    return {_HOLDER_TAG: f"{dagster_run_id}/{holder}"}
+
+
+def stated_holder(dagster_run_id: str, tags: Mapping[str, str]) -> str | None:
+    """The holder that a Dagster run's tags name; None where they name none, or a re-execution copied another's."""
+    whose, _, holder = tags.get(_HOLDER_TAG, "").partition("/")
+    return holder if holder and whose == dagster_run_id else None
 
 
 def is_finalizing(dagster_run: dg.DagsterRun) -> bool:

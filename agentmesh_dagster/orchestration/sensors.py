@@ -5,10 +5,10 @@ from __future__ import annotations
 import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
-from agentmesh_dagster.constants import TAG_CLAIM
+from agentmesh_dagster.constants import TAG_CLAIM, TAG_PROJECT
 from agentmesh_dagster.orchestration.cancellation import cancel_children, set_canceled
 from agentmesh_dagster.orchestration.host import AgentMesh
-from agentmesh_dagster.orchestration.reconcile import find_run, reconcile, reconcile_run
+from agentmesh_dagster.orchestration.reconcile import find_run, reconcile, reconcile_run, store_launch
 from agentmesh_dagster.records import RunStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 
@@ -26,7 +26,8 @@ def build_run_status_sensors(
             # Not the run id of the tag, which a re-execution copies: whose work it was stands in the store.
             run = find_run(agentmesh.store(), context.dagster_run.run_id)
             if run is None:
-                return dg.SkipReason(_canceled_unbegun(agentmesh, context) or "not a run of AgentMesh")
+                said = _failed_unbegun(agentmesh, context) or _canceled_unbegun(agentmesh, context)
+                return dg.SkipReason(said or "not a run of AgentMesh")
             store = agentmesh.store()
             if run.status.is_final or run.dagster_run_ids[-1] != context.dagster_run.run_id:
                 said = f"run {run.id} has written its own end"
@@ -52,6 +53,22 @@ def build_run_status_sensors(
         sensor(dg.DagsterRunStatus.FAILURE, "agentmesh_run_failed"),
         sensor(dg.DagsterRunStatus.CANCELED, "agentmesh_run_canceled"),
     ]
+
+
+def _failed_unbegun(agentmesh: AgentMesh, context: dg.RunStatusSensorContext) -> str | None:
+    """Gives a launch that failed before its first step a row, so that it is seen, retried and finalized like others."""
+    dagster_run, store = context.dagster_run, agentmesh.store()
+    if (
+        dagster_run.status is not dg.DagsterRunStatus.FAILURE
+        or dagster_run.tags.get(TAG_PROJECT) != agentmesh.project
+        or context.instance.all_logs(dagster_run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    ):
+        return None
+    run = store_launch(store, context.instance, dagster_run)
+    if run is None:
+        return None
+    correction = reconcile_run(store, context.instance, run, None, SystemClock())
+    return None if correction is None else f"run {run.id} is failed: its worker died before it had begun"
 
 
 def _canceled_unbegun(agentmesh: AgentMesh, context: dg.RunStatusSensorContext) -> str | None:

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TAG_WORKER", "WorkerIdentity"]
+import dagster as dg
+
+__all__ = ["TAG_WORKER", "WorkerIdentity", "is_worker_dead"]
 
 TAG_WORKER: Final = ".dagster/agentmesh_worker"
 """Run tag with the identity as JSON. Tags with this prefix are hidden in Dagster's UI."""
@@ -64,6 +66,12 @@ class WorkerIdentity:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.machine.partition('/')[0]}"
+
+
+def is_worker_dead(dagster_run: dg.DagsterRun) -> bool:
+    """Whether a Dagster run's worker is known to be dead; not, where it has none yet, or cannot be seen from here."""
+    worker = WorkerIdentity.of_run(dagster_run.run_id, dagster_run.tags)
+    return worker is not None and worker.is_alive() is False
 
 
 def _machine() -> str:

@@ -26,6 +26,7 @@ from dagster._utils.hosted_user_process import recon_job_from_origin
 from dagster._utils.interrupts import capture_interrupts
 
 from agentmesh_dagster.errors import RunRefused
+from agentmesh_dagster.orchestration.run_holder import HoldingExecutor, RunHolder
 from agentmesh_dagster.orchestration.worker_identity import WorkerIdentity
 
 __all__ = ["CANCEL_POLL_S", "LIBRARIES", "execute_run", "report_dead_worker"]
@@ -65,7 +66,8 @@ def execute_run(instance_ref: str, run_id: str) -> bool:
         run_id: The Dagster run.
 
     Returns:
-        Whether the run has an end that is stored. Whatever it failed of, Dagster has stored that too.
+        Whether nothing is left to report: the run has an end that is stored, be it a failure, or another process
+        executes it.
 
     Raises:
         RunRefused: There is no such run (code `no-run`).
@@ -77,22 +79,30 @@ def execute_run(instance_ref: str, run_id: str) -> bool:
         run = instance.get_run_by_id(run_id)
         if run is None:
             raise RunRefused(f"Dagster run {run_id!r} is gone", code="no-run")
-        instance.add_run_tags(run_id, WorkerIdentity.of_this_process(run_id).to_tags())
-        _execute(instance, run)
+        known = WorkerIdentity.of_run(run_id, run.tags)
+        if known is None or known.is_alive() is False:
+            instance.add_run_tags(run_id, WorkerIdentity.of_this_process(run_id).to_tags())
+        if not _execute(instance, run):
+            return True
         ended = instance.get_run_by_id(run_id)
         return ended is None or ended.is_finished
 
 
-def _execute(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+def _execute(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Executes the run; False where another process does."""
     pid = os.getpid()
     data = EngineEventData.in_process(pid)
     instance.report_engine_event(f"Started process for run (pid: {pid}).", run, data)
+    holder: RunHolder | None = None
     try:
         # Dagster loads it again, which costs nothing, and reports why it cannot be loaded.
         with contextlib.suppress(Exception):
-            _load(instance, run)
+            holder = _load(instance, run)
         if _is_canceled(instance, run):
-            return
+            return True
+        # Before Dagster's own first event, so that a second process leaves the run as it is.
+        if holder is not None and not _has_ended(instance, run) and not _hold(holder, instance, run):
+            return False
         assert run.job_code_origin is not None  # noqa: S101 - the launcher has seen it
         job = recon_job_from_origin(run.job_code_origin)
         with _CancelWatch(instance, run.run_id) as watch:
@@ -104,26 +114,47 @@ def _execute(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
                 ):
                     watch.stop()
     except BaseException:  # noqa: BLE001 - Dagster has stored what it was; the run's end, or its lack, is looked at
-        return
+        return True
+    else:
+        return True
     finally:
+        if holder is not None:
+            # Where Dagster never came to the steps.
+            holder.let_go(run.run_id, instance)
         instance.report_engine_event(f"Process for run exited (pid: {pid}).", run)
 
 
-def _load(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
-    """Loads the run's job, and leaves it in Dagster's cache.
+def _hold(holder: RunHolder, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Takes the run for this process; False where another process has it."""
+    try:
+        holder.hold(run, instance)
+    except RunRefused as refusal:
+        instance.report_engine_event(refusal.message, run)
+        return False
+    known = instance.get_run_by_id(run.run_id)
+    own = WorkerIdentity.of_this_process(run.run_id)
+    if known is not None and WorkerIdentity.of_run(run.run_id, known.tags) != own:
+        # Of two that began at once, the other one may have said so last.
+        instance.add_run_tags(run.run_id, own.to_tags())
+    return True
+
+
+def _load(instance: dg.DagsterInstance, run: dg.DagsterRun) -> RunHolder | None:
+    """Loads the run's job, leaves it in Dagster's cache, and gives who holds its runs; None: it is none of AgentMesh.
 
     Loading takes a large part of a short run, and Dagster reports a run that is canceled meanwhile as failed.
     """
     origin = run.job_code_origin
     if origin is None:
-        return
+        return None
     remote = run.remote_job_origin
     instance.inject_env_vars(remote.location_name if remote is not None else None)
     job = recon_job_from_origin(origin)
     if run.has_repository_load_data and run.execution_plan_snapshot_id is not None:
         plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
         job = job.with_repository_load_data(plan.repository_load_data)
-    job.get_definition()
+    executor = job.get_definition().executor_def
+    return executor.holder if isinstance(executor, HoldingExecutor) else None
 
 
 def _is_canceled(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
@@ -132,6 +163,11 @@ def _is_canceled(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
         return False
     instance.report_run_canceled(now, "Canceled before its execution started.")
     return True
+
+
+def _has_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    now = instance.get_run_by_id(run.run_id)
+    return now is None or now.is_finished
 
 
 class _CancelWatch:

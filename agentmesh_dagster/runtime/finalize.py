@@ -8,7 +8,7 @@ on. Finished steps are replayed where a worker was killed in the middle.
 from __future__ import annotations
 
 from agentmesh_dagster.errors import RunRefused
-from agentmesh_dagster.records import Claim, Json, RunStatus
+from agentmesh_dagster.records import Claim, RunStatus
 from agentmesh_dagster.runtime.closing import closing_key, closing_scope
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.nodes.base import Say
@@ -29,7 +29,7 @@ async def open_finalizing(
 
     Raises:
         RunRefused: The claim is another Dagster run's, or does not count any more (code `claim-lost`), or another
-            Dagster run is at work on the run (`lease-held`).
+            process is at work on the run (`lease-held`, `second-process`).
     """
     journal = environment.journal
     claim = await _own_claim(environment, dagster_run_id, claim_id)
@@ -37,13 +37,16 @@ async def open_finalizing(
     if run is None:
         raise RunRefused(f"run {claim.run_id!r} is not stored any more", code="claim-lost")
     session = RunSession(environment, run, pinned, dagster_run_id)
-    # The lease before the binding: of two that race, the loser leaves no trace on the run.
-    await session.take_lease()
+    if claim.dagster_run_id is None:
+        payload = {"dagster_run_id": dagster_run_id, "ending": run.endings}
+        begun = session.event("run.finalizing", None, payload)
+        session.run = await journal.bind_run(
+            run, dagster_run_id, [begun], claim=claim.id, lease=session.lease
+        )
+        session.keep_lease()
+    else:
+        await session.take_lease()
     try:
-        if claim.dagster_run_id is None:
-            payload = {"dagster_run_id": dagster_run_id, "ending": run.endings}
-            begun = session.event("run.finalizing", None, payload)
-            session.run = await journal.bind_run(run, dagster_run_id, [begun], claim=claim.id)
         await session.load()
     except BaseException:
         await session.close()
@@ -115,10 +118,10 @@ async def finalize_run(session: RunSession, say: Say) -> None:
             raise
         except Exception as error:  # noqa: BLE001 - raised when the other body has been run
             payload = {"ending": run.endings, "body": name, "error": session.error_json(error)}
-            await _tell(session, "run.finalize_failed", payload)
+            await session.record_event("run.finalize_failed", payload=payload)
             failure = failure or error
     if failure is None:
-        await _tell(session, "run.finalized", {"ending": run.endings})
+        await session.record_event("run.finalized", payload={"ending": run.endings})
     await note_finalized(session)
     if failure is not None:
         raise failure
@@ -126,8 +129,6 @@ async def finalize_run(session: RunSession, say: Say) -> None:
 
 async def note_finalized(session: RunSession) -> None:
     """Says that nothing more is to be done for the end of the session's run."""
-    await session.environment.journal.finalized(session.run.id, session.run.endings, session.dagster_run_id)
-
-
-async def _tell(session: RunSession, type: str, payload: Json) -> None:
-    await session.environment.journal.record_events([session.event(type, None, payload)])
+    await session.environment.journal.finalized(
+        session.run.id, session.run.endings, holder=session.lease.holder
+    )

@@ -30,6 +30,18 @@ class Launch:
     """The claim that it carries, its own or one that a re-execution copied."""
     max_retries: int = 0
     """How often the run may be retried by itself."""
+    works_under: str | None = None
+    """In a step process: the holder of the lease of the process that executes the Dagster run (`Lease.holder`)."""
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run that it begins, where it continues none: that of the first launch."""
+        return self.continues[-1] if self.continues else self.dagster_run_id
+
+    @property
+    def retries_left(self) -> int:
+        """How often the run may still be retried by itself, where it begins by this launch."""
+        return max(0, self.max_retries - len(self.continues))
 
 
 async def open_session(environment: Environment, pinned: Pinned, launch: Launch, input: Json) -> RunSession:
@@ -43,8 +55,8 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
 
     Raises:
         RunRefused: The Dagster run may not work on it: a hand-made selection of steps (`step-selection`), a run of
-            another definition (`other-definition`), another Dagster run at work (`lease-held`), or a claim that was
-            given back (`claim-lost`).
+            another definition (`other-definition`), another Dagster run at work (`lease-held`), another process that
+            executes this Dagster run (`second-process`), or a claim that was given back (`claim-lost`).
     """
     journal = environment.journal
     run = await journal.run_of(launch.dagster_run_id)
@@ -65,18 +77,22 @@ async def open_session(environment: Environment, pinned: Pinned, launch: Launch,
             "it as it was published",
             code="other-definition",
         )
-    # The lease before the binding: of two that race, the loser leaves no trace on the run.
-    session = RunSession(environment, run, pinned, launch.dagster_run_id)
-    await session.take_lease()
+    session = RunSession(
+        environment, run, pinned, launch.dagster_run_id, works_under=launch.works_under if is_bound else None
+    )
+    if is_bound:
+        await (session.take_lease() if launch.works_under is None else session.join_lease())
+    else:
+        payload = {"dagster_run_id": launch.dagster_run_id, "reason": claim.reason if claim else "retry"}
+        session.run = await journal.bind_run(
+            replace(run, retries_left=launch.retries_left) if run.status is RunStatus.PENDING else run,
+            launch.dagster_run_id,
+            [session.event("run.resumed", None, payload)],
+            claim=claim.id if claim else None,
+            lease=session.lease,
+        )
+        session.keep_lease()
     try:
-        if not is_bound:
-            payload = {"dagster_run_id": launch.dagster_run_id, "reason": claim.reason if claim else "retry"}
-            session.run = await journal.bind_run(
-                replace(run, retries_left=launch.max_retries) if run.status is RunStatus.PENDING else run,
-                launch.dagster_run_id,
-                [session.event("run.resumed", None, payload)],
-                claim=claim.id if claim else None,
-            )
         await session.load()
     except BaseException:
         await session.close()
@@ -123,7 +139,8 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
     now = environment.clock.now()
     settings = pinned.workflow.settings
     run = Run(
-        id=launch.dagster_run_id,
+        # Where those before it never came to bind it, the run has the id that its first launch was given.
+        id=launch.run_id,
         project=pinned.project,
         kind=pinned.kind,
         slug=pinned.slug,
@@ -137,7 +154,7 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
         queued_at=now,
         started_at=now,
         dagster_run_ids=(launch.dagster_run_id,),
-        retries_left=launch.max_retries,
+        retries_left=launch.retries_left,
         finalizers=pinned.workflow.finalizers,
         deadline_at=now + timedelta(seconds=settings.timeout_s)
         if settings.timeout_s is not None and settings.timeout_includes_waiting
@@ -146,10 +163,8 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
     session = RunSession(environment, run, pinned, launch.dagster_run_id)
     payload = {"slug": run.slug, "version": run.version, "publication": run.publication}
     started = session.event("run.started", None, payload)
-    # With the lease in one transaction: a worker that is killed in between would never be missed.
-    lease_until = now + timedelta(seconds=environment.lease_s)
     session.run = await environment.journal.bind_run(
-        run, launch.dagster_run_id, [started], lease_until=lease_until
+        run, launch.dagster_run_id, [started], lease=session.lease
     )
     session.keep_lease()
     session.keep_time()

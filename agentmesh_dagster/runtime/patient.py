@@ -17,7 +17,18 @@ from typing import Final, TypeVar
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.faults import fault_point
-from agentmesh_dagster.records import Claim, Entry, Event, Json, Publication, Run, RunStatus, Step, Wait
+from agentmesh_dagster.records import (
+    Claim,
+    Entry,
+    Event,
+    Json,
+    Lease,
+    Publication,
+    Run,
+    RunStatus,
+    Step,
+    Wait,
+)
 from agentmesh_dagster.runtime.ports import Journal
 
 T = TypeVar("T")
@@ -64,7 +75,6 @@ class PatientJournal:
         self._sleep = sleep
         self._jitter = jitter
         self._given_up = False
-        self._leases: set[tuple[str, str]] = set()
 
     async def bind_run(
         self,
@@ -73,15 +83,11 @@ class PatientJournal:
         events: Sequence[Event] = (),
         *,
         claim: str | None = None,
-        lease_until: datetime | None = None,
+        lease: Lease | None = None,
     ) -> Run:
-        bound = await self._write(
-            "bind_run",
-            lambda: self._journal.bind_run(run, dagster_run_id, events, claim=claim, lease_until=lease_until),
+        return await self._write(
+            "bind_run", lambda: self._journal.bind_run(run, dagster_run_id, events, claim=claim, lease=lease)
         )
-        if lease_until is not None:
-            self._leases.add((run.id, dagster_run_id))
-        return bound
 
     async def claim(self, claim_id: str) -> Claim | None:
         return await self._patiently("claim", lambda: self._journal.claim(claim_id))
@@ -101,27 +107,27 @@ class PatientJournal:
     async def published(self, project: str, kind: str, slug: str) -> Publication | None:
         return await self._patiently("published", lambda: self._journal.published(project, kind, slug))
 
-    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
-        return await self._write("start_child", lambda: self._journal.start_child(run, events))
+    async def start_child(self, run: Run, events: Sequence[Event] = (), *, holder: str | None = None) -> Run:
+        return await self._write("start_child", lambda: self._journal.start_child(run, events, holder=holder))
 
-    async def finalized(self, run_id: str, ending: int, dagster_run_id: str) -> None:
-        await self._write("finalized", lambda: self._journal.finalized(run_id, ending, dagster_run_id))
+    async def finalized(self, run_id: str, ending: int, *, holder: str | None = None) -> None:
+        await self._write("finalized", lambda: self._journal.finalized(run_id, ending, holder=holder))
 
     async def steps(
         self, run_id: str, keys: Collection[str] | None = None, *, needed: bool = False
     ) -> dict[str, Step]:
         return await self._patiently("steps", lambda: self._journal.steps(run_id, keys, needed=needed))
 
-    async def record(self, entries: Sequence[Entry]) -> None:
+    async def record(self, entries: Sequence[Entry], *, holder: str | None = None) -> None:
         points = [f"journal.record.{entry.step.kind}.{entry.step.status.value}" for entry in entries]
         for point in points:
             fault_point(point + ".before")
-        await self._patiently("record", lambda: self._journal.record(entries))
+        await self._patiently("record", lambda: self._journal.record(entries, holder=holder))
         for point in points:
             fault_point(point + ".after")
 
-    async def record_events(self, events: Sequence[Event]) -> None:
-        await self._write("record_events", lambda: self._journal.record_events(events))
+    async def record_events(self, events: Sequence[Event], *, holder: str | None = None) -> None:
+        await self._write("record_events", lambda: self._journal.record_events(events, holder=holder))
 
     async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
         return await self._write("emit", lambda: self._journal.emit(receipt, name, key, data, keep_s=keep_s))
@@ -135,7 +141,7 @@ class PatientJournal:
         output: Json = None,
         error: Json = None,
         events: Sequence[Event] = (),
-        dagster_run_id: str | None = None,
+        holder: str | None = None,
     ) -> bool:
         """Moves a run that is not final to `status`.
 
@@ -154,7 +160,7 @@ class PatientJournal:
                     output=output,
                     error=error,
                     events=events,
-                    dagster_run_id=dagster_run_id,
+                    holder=holder,
                 )
             except StoreError:
                 failures += 1
@@ -167,27 +173,15 @@ class PatientJournal:
 
         return await self._write("finish_run", move)
 
-    async def renew_lease(self, run_id: str, dagster_run_id: str, *, now: datetime, until: datetime) -> bool:
-        """Takes or renews the lease: taking it is waited for, a renewal is tried once.
+    async def take_lease(self, lease: Lease) -> None:
+        await self._write("take_lease", lambda: self._journal.take_lease(lease))
 
-        Whoever renews comes again soon, and `until` would be out of date after a wait. A lease that is taken so late
-        only runs out the sooner, and is renewed before.
-        """
+    async def renew_lease(self, run_id: str, holder: str) -> bool:
+        """Renews the lease, and is tried once: whoever renews comes again soon."""
+        return await self._journal.renew_lease(run_id, holder)
 
-        async def renew() -> bool:
-            return await self._journal.renew_lease(run_id, dagster_run_id, now=now, until=until)
-
-        lease = (run_id, dagster_run_id)
-        if lease in self._leases:
-            return await renew()
-        is_taken = await self._write("renew_lease", renew)
-        if is_taken:
-            self._leases.add(lease)
-        return is_taken
-
-    async def release_lease(self, run_id: str, dagster_run_id: str) -> None:
-        self._leases.discard((run_id, dagster_run_id))
-        await self._write("release_lease", lambda: self._journal.release_lease(run_id, dagster_run_id))
+    async def release_lease(self, run_id: str, holder: str) -> None:
+        await self._write("release_lease", lambda: self._journal.release_lease(run_id, holder))
 
     async def _write(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         fault_point(f"journal.{name}.before")

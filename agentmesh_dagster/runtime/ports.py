@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from agentmesh_dagster.records import Claim, Entry, Event, Json, Publication, Run, RunStatus, Step, Wait
+from agentmesh_dagster.records import (
+    Claim,
+    Entry,
+    Event,
+    Json,
+    Lease,
+    Publication,
+    Run,
+    RunStatus,
+    Step,
+    Wait,
+)
 
 
 class Journal(Protocol):
@@ -30,7 +41,7 @@ class Journal(Protocol):
         events: Sequence[Event] = (),
         *,
         claim: str | None = None,
-        lease_until: datetime | None = None,
+        lease: Lease | None = None,
     ) -> Run:
         """Stores a new run, or finds it: the stored run with `run.id`, with `dagster_run_id` among its Dagster runs.
 
@@ -45,13 +56,14 @@ class Journal(Protocol):
             events: Of this binding.
             claim: The claim by which the Dagster run continues the run: it is bound in the same transaction, by
                 compare-and-set. Without one, a further Dagster run withdraws a claim that nobody has bound.
-            lease_until: Takes the lease of a new run in the same transaction: a worker that is killed right after it
-                is found out when the lease has run out.
+            lease: Taken in the same transaction: a worker that is killed right after it is found out when the lease
+                has run out, and of two that race, the loser leaves no trace on the run.
 
         Raises:
             RunRefused: The claim is bound to another Dagster run, or was given back meanwhile (code `claim-lost`), or
-                the run is neither waiting nor failed nor canceled (code `claim-lost` too); or the lease is wanted and
-                another Dagster run's is live (`lease-held`). Nothing is written then.
+                the run is neither waiting nor failed nor canceled (code `claim-lost` too); or another process holds a
+                lease that has not run out: of the same Dagster run (`second-process`), or of another one
+                (`lease-held`). Nothing is written then.
         """
         ...
 
@@ -82,11 +94,14 @@ class Journal(Protocol):
         """What is published of a definition now, with its closure; None where nothing is."""
         ...
 
-    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
+    async def start_child(self, run: Run, events: Sequence[Event] = (), *, holder: str | None = None) -> Run:
         """Stores a `pending` run that no Dagster run works on yet, or finds it by its id.
 
         A gate sensor asks Dagster for its first Dagster run, by a claim (`start`). When it ends, the event
         `EVENT_RUN_ENDED` with its id as key is sent in its project, with the payload `{run_id, status, output, error}`.
+
+        Raises:
+            RunRefused: The holder does not hold the lease of the run that starts it any more (code `lease-lost`).
         """
         ...
 
@@ -103,7 +118,7 @@ class Journal(Protocol):
         """
         ...
 
-    async def record(self, entries: Sequence[Entry]) -> None:
+    async def record(self, entries: Sequence[Entry], *, holder: str | None = None) -> None:
         """Inserts or replaces the rows of steps of one run, in order and in one transaction: all of it or nothing.
 
         With them their events, and what they change in the run's waits; an event that was kept for a wait which is
@@ -112,14 +127,22 @@ class Journal(Protocol):
         A row that becomes finished adds its tokens and cost to the run's totals, once; a `node` row that succeeded or
         failed adds one to `steps_executed`. A finished row is never replaced.
 
+        Args:
+            entries: The entries.
+            holder: Who writes, as `Lease.holder` says it; here and in the other writes, None is not asked.
+
         Raises:
             ReplayError: The stored row is finished and differs (code `step-finished`).
-            RunRefused: A step is of a Dagster run, and a later one is bound to the run (code `lease-lost`).
+            RunRefused: The holder does not hold the run's lease any more (code `lease-lost`).
         """
         ...
 
-    async def record_events(self, events: Sequence[Event]) -> None:
-        """Appends events."""
+    async def record_events(self, events: Sequence[Event], *, holder: str | None = None) -> None:
+        """Appends events.
+
+        Raises:
+            RunRefused: The holder does not hold the lease of their run any more (code `lease-lost`).
+        """
         ...
 
     async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
@@ -151,7 +174,7 @@ class Journal(Protocol):
         output: Json = None,
         error: Json = None,
         events: Sequence[Event] = (),
-        dagster_run_id: str | None = None,
+        holder: str | None = None,
     ) -> bool:
         """Moves a run that is not final to `status`, by compare-and-set, with its events.
 
@@ -162,30 +185,39 @@ class Journal(Protocol):
             output: Stored with a final status.
             error: Stored with a final status.
             events: Of this change.
-            dagster_run_id: The Dagster run that says so; None: not asked.
+            holder: Who says so; None: not asked.
 
         Returns:
             Whether this call moved it; False where the run was final already (nothing is written then).
 
         Raises:
-            RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
+            RunRefused: The holder does not hold the run's lease any more (code `lease-lost`).
         """
         ...
 
-    async def finalized(self, run_id: str, ending: int, dagster_run_id: str) -> None:
+    async def finalized(self, run_id: str, ending: int, *, holder: str | None = None) -> None:
         """Says that what a run's ending asks for (`on_failure`, `finally`) has been done."""
         ...
 
-    async def renew_lease(self, run_id: str, dagster_run_id: str, *, now: datetime, until: datetime) -> bool:
-        """Takes or renews the lease of a run for a Dagster run.
+    async def take_lease(self, lease: Lease) -> None:
+        """Takes the lease of a run for a process, or renews it. Leases are measured by the database's clock.
 
-        Returns:
-            False where another Dagster run holds a lease that has not expired at `now`.
+        Raises:
+            RunRefused: Another process holds one that has not run out: of the same Dagster run (code `second-process`),
+                or of another one (`lease-held`).
         """
         ...
 
-    async def release_lease(self, run_id: str, dagster_run_id: str) -> None:
-        """Gives the lease back; nothing happens where another Dagster run holds it."""
+    async def renew_lease(self, run_id: str, holder: str) -> bool:
+        """Makes a lease last for its whole length again.
+
+        Returns:
+            False where the holder does not hold the run any more: another process took it, be it to report the run.
+        """
+        ...
+
+    async def release_lease(self, run_id: str, holder: str) -> None:
+        """Gives the lease back; nothing happens where another process holds it."""
         ...
 
 

@@ -297,8 +297,7 @@ class _NodeWork:
                 failed = f"{self.key}: attempt {progress.tries} of {attempts} failed"
                 self.say(f"{failed}, next in {delay_s:g} s: {problem['message']}")
                 payload = {"attempt": progress.attempt, "delay_s": delay_s, "error": problem}
-                event = self.session.event("step.retrying", self.key, payload)
-                await self.session.environment.journal.record_events([event])
+                await self.session.record_event("step.retrying", self.key, payload)
                 await asyncio.sleep(delay_s)
                 progress.begin_anew(self.session.environment.clock.monotonic_s())
 

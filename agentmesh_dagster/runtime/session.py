@@ -8,7 +8,6 @@ import math
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from agentmesh_dagster.records import (
     Entry,
     Event,
     Json,
+    Lease,
     Run,
     RunStatus,
     Step,
@@ -76,11 +76,37 @@ class RunSession:
     Rows are cached: a finished row never changes, and unfinished ones are asked for again.
     """
 
-    def __init__(self, environment: Environment, run: Run, pinned: Pinned, dagster_run_id: str) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        run: Run,
+        pinned: Pinned,
+        dagster_run_id: str,
+        *,
+        works_under: str | None = None,
+    ) -> None:
+        """A session that holds no lease yet.
+
+        Args:
+            environment: The process's.
+            run: The run.
+            pinned: What it is pinned to.
+            dagster_run_id: The Dagster run that works on it.
+            works_under: In a step process, the holder of the lease under which it works: the process that executes the
+                Dagster run. That one gives the lease back.
+        """
         self.environment = environment
         self.run = run
         self.pinned = pinned
         self.dagster_run_id = dagster_run_id
+        self._is_step_process = works_under is not None
+        self.lease = Lease(
+            run_id=run.id,
+            dagster_run_id=dagster_run_id,
+            holder=works_under or environment.clock.new_id(),
+            length_s=environment.lease_s,
+        )
+        """The lease that every write of this session goes under."""
         self._rows: dict[str, Step] = {}
         self._below: dict[str, list[str]] = {}
         self.levels: dict[tuple[str, ...], Scope] = {}
@@ -93,13 +119,16 @@ class RunSession:
         """How many nodes of all walked levels may be at work at once."""
         self._waits: dict[tuple[str, str], Wait] = {}
         self._waits_under: dict[str, dict[tuple[str, str], None]] = {}
-        self._lease: asyncio.Task[None] | None = None
+        self._renewals: asyncio.Task[None] | None = None
+        self._is_held = False
         self._clockwork: asyncio.Task[None] | None = None
         self._begun: dict[str, set[str]] = {}
         self._working: set[asyncio.Task[Any]] = set()
         self._closing_until = -math.inf
         self.is_lease_lost = False
-        """Whether another Dagster run has taken the run over; nothing is written any more then."""
+        """Whether another process has taken the run over; nothing is written any more then."""
+        self.has_worked = False
+        """Whether this process has worked on steps of the run."""
         self.is_interrupted = False
         """Whether this process was asked to stop."""
         self.is_overdue = False
@@ -261,20 +290,36 @@ class RunSession:
         """Writes rows with their events and what they say of waits, in one transaction, then remembers the rows.
 
         Raises:
-            RunRefused: Another Dagster run has taken the run over (code `lease-lost`).
+            RunRefused: Another process has taken the run over (code `lease-lost`).
         """
         if self.is_lease_lost:
             raise self.lost()
         try:
-            await self.environment.journal.record(entries)
+            await self.environment.journal.record(entries, holder=self.lease.holder)
         except RunRefused as error:
-            self.is_lease_lost |= error.code == "lease-lost"
+            self._note_refusal(error)
             raise
         except asyncio.CancelledError:
             # What was handed over is written all the same: who ends what was cut off must know of its waits.
             self._note(entries)
             raise
         self._note(entries)
+
+    async def record_event(self, type: str, step_key: str | None = None, payload: Json = None) -> None:
+        """Writes an event of this run.
+
+        Raises:
+            RunRefused: Another process has taken the run over (code `lease-lost`).
+        """
+        try:
+            event = self.event(type, step_key, payload)
+            await self.environment.journal.record_events([event], holder=self.lease.holder)
+        except RunRefused as error:
+            self._note_refusal(error)
+            raise
+
+    def _note_refusal(self, error: RunRefused) -> None:
+        self.is_lease_lost |= error.code == "lease-lost"
 
     def _note(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -285,10 +330,10 @@ class RunSession:
             self._remember(entry.opened)
 
     def lost(self) -> RunRefused:
-        """The error of a Dagster run whose run was taken over."""
+        """The error of a process whose run was taken over."""
         return RunRefused(
-            f"another Dagster run has taken over run {self.run.id!r}, because this one was not heard of for longer "
-            "than its lease; it ends here",
+            f"another process has taken over run {self.run.id!r}, because this one was not heard of for longer than "
+            "its lease; it ends here",
             code="lease-lost",
         )
 
@@ -322,6 +367,7 @@ class RunSession:
             RunRefused: It was (code `lease-lost`).
         """
         task = asyncio.current_task()
+        self.has_worked = True
         if task is not None:
             self._working.add(task)
         try:
@@ -375,7 +421,7 @@ class RunSession:
                 output=output,
                 error=error,
                 events=[event],
-                dagster_run_id=self.dagster_run_id,
+                holder=self.lease.holder,
             )
         except RunRefused as refusal:
             if refusal.code != "lease-lost":
@@ -389,19 +435,26 @@ class RunSession:
         """Takes the run's lease and keeps it until `close`.
 
         Raises:
-            RunRefused: Another Dagster run works on the run (code `lease-held`).
+            RunRefused: Another process works on the run (code `lease-held`, `second-process`).
         """
-        if not await self._renew():
-            raise RunRefused(
-                f"another Dagster run is working on run {self.run.id!r}; this one ends here, and nothing was done "
-                "twice",
-                code="lease-held",
-            )
+        await self.environment.journal.take_lease(self.lease)
+        self.keep_lease()
+
+    async def join_lease(self) -> None:
+        """Works under the lease of the process that executes the Dagster run, until `close`.
+
+        Raises:
+            RunRefused: That one has lost it (code `lease-lost`).
+        """
+        if not await self.environment.journal.renew_lease(self.run.id, self.lease.holder):
+            self.is_lease_lost = True
+            raise self.lost()
         self.keep_lease()
 
     def keep_lease(self) -> None:
-        """Renews the lease, which the Dagster run holds already, until `close`."""
-        self._lease = asyncio.get_running_loop().create_task(self._renew_lease())
+        """Renews the lease, which is held already, until `close`."""
+        self._is_held = True
+        self._renewals = asyncio.get_running_loop().create_task(self._renew_lease())
 
     def keep_time(self) -> None:
         """Cuts the run off when its time is over, until `close`."""
@@ -432,32 +485,22 @@ class RunSession:
             await asyncio.sleep(_CUT_OFF_AGAIN_S)
 
     async def close(self) -> None:
-        """Stops renewing the lease and gives it back.
-
-        Another step process of the same Dagster run takes it again with its next renewal. Without a lease, the
-        reconciler believes Dagster.
-        """
-        guards = [task for task in (self._lease, self._clockwork) if task is not None]
+        """Stops renewing the lease and gives it back, unless it is that of another process."""
+        guards = [task for task in (self._renewals, self._clockwork) if task is not None]
         for task in guards:
             task.cancel()
         await asyncio.gather(*guards, return_exceptions=True)
-        self._lease = self._clockwork = None
-        if not self.is_lease_lost:
-            await self.environment.journal.release_lease(self.run.id, self.dagster_run_id)
-
-    async def _renew(self) -> bool:
-        now = self.environment.clock.now()
-        until = now + timedelta(seconds=self.environment.lease_s)
-        return await self.environment.journal.renew_lease(
-            self.run.id, self.dagster_run_id, now=now, until=until
-        )
+        self._renewals = self._clockwork = None
+        if self._is_held and not self.is_lease_lost and not self._is_step_process:
+            self._is_held = False
+            await self.environment.journal.release_lease(self.run.id, self.lease.holder)
 
     async def _renew_lease(self) -> None:
         interval_s = min(self.environment.lease_s / 3, RENEWAL_S)
         while True:
             await asyncio.sleep(interval_s)
             try:
-                if not await self._renew():
+                if not await self.environment.journal.renew_lease(self.run.id, self.lease.holder):
                     self.is_lease_lost = True
                     for task in self._working:
                         task.cancel()

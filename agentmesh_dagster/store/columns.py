@@ -10,9 +10,12 @@ import json
 from datetime import datetime, timezone
 from typing import Any
 
-from sqlalchemy import DateTime, Text
+from sqlalchemy import DateTime, Double, Text
 from sqlalchemy.dialects.postgresql import JSON
 from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from agentmesh_dagster.errors import StoreError
@@ -92,3 +95,45 @@ class JsonColumn(TypeDecorator[Json]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Json:
         return value if value is None or dialect.name == "postgresql" else from_text(value)
+
+
+class database_moment(GenericFunction[datetime]):
+    """The present moment by the database's own clock, so many seconds later.
+
+    Leases are measured by it: the clocks of workers differ, and a lease must run out for all of them at once.
+    """
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(database_moment, "sqlite")
+def _sqlite_moment(element: database_moment, compiler: SQLCompiler, **options: Any) -> str:
+    (seconds,) = (compiler.process(clause, **options) for clause in element.clauses)
+    # As `moment_to_text` writes it; SQLite knows milliseconds.
+    return f"(strftime('%Y-%m-%dT%H:%M:%f', 'now', ({seconds}) || ' seconds') || '000+00:00')"
+
+
+@compiles(database_moment, "postgresql")
+def _postgresql_moment(element: database_moment, compiler: SQLCompiler, **options: Any) -> str:
+    (seconds,) = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"(clock_timestamp() + ({seconds}) * interval '1 second')"
+
+
+class seconds_until(GenericFunction[float]):
+    """How many seconds lie between the present moment, by the database's own clock, and another one."""
+
+    type = Double[float]()
+    inherit_cache = True
+
+
+@compiles(seconds_until, "sqlite")
+def _sqlite_seconds(element: seconds_until, compiler: SQLCompiler, **options: Any) -> str:
+    (moment,) = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"((julianday({moment}) - julianday('now')) * 86400.0)"
+
+
+@compiles(seconds_until, "postgresql")
+def _postgresql_seconds(element: seconds_until, compiler: SQLCompiler, **options: Any) -> str:
+    (moment,) = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"CAST(EXTRACT(EPOCH FROM {moment} - clock_timestamp()) AS DOUBLE PRECISION)"

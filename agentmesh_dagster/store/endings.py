@@ -11,7 +11,7 @@ from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Json, RunStatus
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.inbox import send_run_ended
-from agentmesh_dagster.store.run_rows import last_bound, require_last
+from agentmesh_dagster.store.run_rows import lease_holder, require_holder
 from agentmesh_dagster.store.tables import runs
 
 RUN_TIMEOUT: Final = "run-timeout"
@@ -71,17 +71,18 @@ def announce_ending(connection: Connection, database: Database, clock: Clock, ru
         send_run_ended(connection, database, clock, ended)
 
 
-def mark_finalized(connection: Connection, run_id: str, ending: int, dagster_run_id: str) -> None:
+def mark_finalized(connection: Connection, run_id: str, ending: int, holder: str | None) -> None:
     """Says that what one of a run's ends asked for has been done. The caller has locked the run.
 
     Raises:
         NotFound: The run is not stored (code `no-run`).
-        RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
+        RunRefused: The holder, where one is named, does not hold the run's lease (code `lease-lost`).
     """
-    known = connection.execute(select(runs.c.id, last_bound(run_id)).where(runs.c.id == run_id)).first()
+    known = connection.execute(select(runs.c.id, lease_holder(run_id)).where(runs.c.id == run_id)).first()
     if known is None:
         raise NotFound(f"there is no run {run_id!r}", code="no-run")
-    require_last(run_id, dagster_run_id, known[1])
+    if holder is not None:
+        require_holder(run_id, holder, known[1])
     connection.execute(
         update(runs)
         .where(runs.c.id == run_id, runs.c.finalized < ending, runs.c.endings >= ending)

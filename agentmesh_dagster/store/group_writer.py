@@ -35,6 +35,8 @@ class _Item(NamedTuple):
     future: asyncio.Future[Any]
     parts: Sequence[Any] | None = None
     """Of a write that may be done together with its neighbours."""
+    holder: str | None = None
+    """Who writes the parts."""
 
 
 class _Outcome(NamedTuple):
@@ -74,14 +76,19 @@ class GroupWriter:
         return cast("T", await self._put(_Item(run_ids, write, loop, loop.create_future())))
 
     async def submit_parts(
-        self, run_id: str, parts: Sequence[P], write: Callable[[Connection, Sequence[P]], None]
+        self,
+        run_id: str,
+        parts: Sequence[P],
+        write: Callable[[Connection, Sequence[P], str | None], None],
+        holder: str | None,
     ) -> None:
         """As `submit`, for writes of one run that cost less together.
 
-        Neighbours in a group that say the same `write` and run become one call of it, with the parts of all in order.
+        Neighbours in a group that say the same `write`, run and holder become one call of it, with the parts of all in
+        order.
         """
         loop = asyncio.get_running_loop()
-        await self._put(_Item((run_id,), write, loop, loop.create_future(), parts))
+        await self._put(_Item((run_id,), write, loop, loop.create_future(), parts, holder))
 
     def close(self) -> None:
         """Writes what was asked for until now, and ends the thread."""
@@ -204,7 +211,7 @@ class GroupWriter:
 
 def _joint(item: _Item) -> object:
     """What neighbours must have in common to be written by one call; None: nothing does."""
-    return None if item.parts is None else (item.write, item.run_ids)
+    return None if item.parts is None else (item.write, item.run_ids, item.holder)
 
 
 def _write_each(connection: Connection, group: list[_Item]) -> list[_Outcome]:
@@ -214,7 +221,8 @@ def _write_each(connection: Connection, group: list[_Item]) -> list[_Outcome]:
             outcomes += [_Outcome(item, item.write(connection)) for item in neighbours]
         else:
             items = list(neighbours)
-            items[0].write(connection, [part for item in items for part in item.parts or ()])
+            parts = [part for item in items for part in item.parts or ()]
+            items[0].write(connection, parts, items[0].holder)
             outcomes += [_Outcome(item) for item in items]
     return outcomes
 

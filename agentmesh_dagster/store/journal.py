@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, delete, exists, select
 
 from agentmesh_dagster.clock import Clock
-from agentmesh_dagster.errors import RunRefused, StoreError
+from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.records import (
     Claim,
     Entry,
@@ -32,14 +32,16 @@ from agentmesh_dagster.store.group_writer import GroupWriter
 from agentmesh_dagster.store.inbox import refuse_reserved, send_event
 from agentmesh_dagster.store.judging import MAX_JUDGINGS, Unjudged
 from agentmesh_dagster.store.publications import load_live
-from agentmesh_dagster.store.run_changes import bind_run, move_run, take_lease
+from agentmesh_dagster.store.run_changes import bind_run, move_run, renew_lease, take_lease
 from agentmesh_dagster.store.run_rows import (
     MAX_LOCKINGS,
     OPEN_STATUSES,
     RunsBusy,
     insert_run,
+    lease_holder,
     load_run,
     load_runs,
+    require_holder,
     require_runs,
     step_record,
     still_busy,
@@ -78,7 +80,7 @@ class StoreJournal:
         events: Sequence[Event] = (),
         *,
         claim: str | None = None,
-        lease_until: datetime | None = None,
+        lease: Lease | None = None,
     ) -> Run:
         """Stores a run or finds it, and binds a Dagster run to it, by a claim or without one.
 
@@ -90,20 +92,13 @@ class StoreJournal:
 
         Raises:
             RunRefused: The Dagster run works on another run (code `dagster-run-bound`), the claim does not count
-                (`claim-lost`), or the lease is another Dagster run's (`lease-held`).
+                (`claim-lost`), or the lease is another process's (`lease-held`, `second-process`).
         """
 
         def write(connection: Connection) -> Run:
-            bound = bind_run(connection, self._database, self._clock, run, dagster_run_id, events, claim)
-            if lease_until is not None:
-                lease = Lease(run_id=run.id, dagster_run_id=dagster_run_id, expires_at=lease_until)
-                if not take_lease(connection, self._database, lease, self._clock.now()):
-                    raise RunRefused(
-                        f"another Dagster run is working on run {run.id!r}; this one ends here, and nothing was done "
-                        "twice",
-                        code="lease-held",
-                    )
-            return bound
+            return bind_run(
+                connection, self._database, self._clock, run, dagster_run_id, events, claim, lease
+            )
 
         return await self._submit_judged((run.id,), write)
 
@@ -145,16 +140,24 @@ class StoreJournal:
         """What is published of a definition now, with its closure; None where nothing is."""
         return await self._read(lambda connection: load_live(connection, project, kind, slug))
 
-    async def start_child(self, run: Run, events: Sequence[Event] = ()) -> Run:
-        """Stores a `pending` run with its events, or finds it by its id; then no event is written."""
+    async def start_child(self, run: Run, events: Sequence[Event] = (), *, holder: str | None = None) -> Run:
+        """Stores a `pending` run with its events, or finds it by its id; then no event is written.
+
+        Raises:
+            RunRefused: The holder does not hold the lease of the run that starts it any more (code `lease-lost`).
+        """
+        parent = run.parent_run_id
 
         def write(connection: Connection) -> Run:
+            if holder is not None and parent is not None:
+                self._require_holder(connection, parent, holder)
             if insert_run(connection, self._database, run, self._clock.now()):
                 self._step_writer.write_events(connection, events)
             row = connection.execute(select(runs).where(runs.c.id == run.id)).mappings().one()
             return load_runs(connection, [row])[0]
 
-        return await self._writer.submit({run.id, *(event.run_id for event in events)}, write)
+        run_ids = {run.id, *(event.run_id for event in events), *([] if parent is None else [parent])}
+        return await self._writer.submit(run_ids, write)
 
     async def steps(
         self, run_id: str, keys: Collection[str] | None = None, *, needed: bool = False
@@ -174,7 +177,7 @@ class StoreJournal:
 
         return {} if keys is not None and not keys else await self._read(read)
 
-    async def record(self, entries: Sequence[Entry]) -> None:
+    async def record(self, entries: Sequence[Entry], *, holder: str | None = None) -> None:
         """Inserts or replaces the rows of steps of one run, with their events and what they change in its waits.
 
         A finished row that says the same (status, fingerprint, output, error, routing decision) is left as it is, and
@@ -184,7 +187,7 @@ class StoreJournal:
         Raises:
             NotFound: The run is not stored (code `no-run`).
             ReplayError: The stored row is finished and differs (code `step-finished`).
-            RunRefused: A later Dagster run than a step's is bound to the run (code `lease-lost`).
+            RunRefused: The holder does not hold the run's lease any more (code `lease-lost`).
             ValueError: The steps are of several runs.
         """
         entries = tuple(entries)
@@ -193,27 +196,31 @@ class StoreJournal:
         run_id = entries[0].step.run_id
         waiting = [entry for entry in entries if entry.used or entry.superseded or entry.opened]
         if not waiting:
-            await self._writer.submit_parts(run_id, entries, self._step_writer.write_entries)
+            await self._writer.submit_parts(run_id, entries, self._step_writer.write_entries, holder)
             return
 
         def write(connection: Connection) -> None:
-            self._step_writer.write_entries(connection, entries)
+            self._step_writer.write_entries(connection, entries, holder)
             for entry in waiting:
                 self._change_waits(connection, entry)
 
         opened = (wait.run_id for entry in waiting for wait in entry.opened)
         await self._submit_judged({run_id, *opened}, write)
 
-    async def record_events(self, events: Sequence[Event]) -> None:
+    async def record_events(self, events: Sequence[Event], *, holder: str | None = None) -> None:
         """Appends events; one whose id is stored already is left out.
 
         Raises:
             NotFound: The run of one of them is not stored (code `no-run`).
+            RunRefused: The holder does not hold the lease of each run (code `lease-lost`).
         """
         run_ids = {event.run_id for event in events}
 
         def write(connection: Connection) -> None:
             require_runs(connection, run_ids)
+            if holder is not None:
+                for run_id in run_ids:
+                    self._require_holder(connection, run_id, holder)
             self._step_writer.write_events(connection, events)
 
         if events:
@@ -255,13 +262,13 @@ class StoreJournal:
         output: Json = None,
         error: Json = None,
         events: Sequence[Event] = (),
-        dagster_run_id: str | None = None,
+        holder: str | None = None,
     ) -> bool:
         """Moves a run that is not final to `status`; `waiting` keeps output and error as they are.
 
         Raises:
             NotFound: The run is not stored (code `no-run`).
-            RunRefused: A later Dagster run than the one that says so is bound to the run (code `lease-lost`).
+            RunRefused: The holder does not hold the run's lease any more (code `lease-lost`).
         """
 
         def write(connection: Connection) -> bool:
@@ -276,7 +283,7 @@ class StoreJournal:
                 output=output,
                 error=error,
                 records=events,
-                by=dagster_run_id,
+                by=holder,
             )
 
         run_ids = {run_id}
@@ -289,39 +296,48 @@ class StoreJournal:
                 await self._judge(unjudged)
         raise still_busy(run_id)
 
-    async def finalized(self, run_id: str, ending: int, dagster_run_id: str) -> None:
+    async def finalized(self, run_id: str, ending: int, *, holder: str | None = None) -> None:
         """Says that what a run's ending asks for has been done; an ending that was said before stays so.
 
         Raises:
             NotFound: The run is not stored (code `no-run`).
-            RunRefused: A later Dagster run than the one that says so is bound to the run (code `lease-lost`).
+            RunRefused: The holder does not hold the run's lease any more (code `lease-lost`).
         """
         await self._writer.submit(
-            (run_id,), lambda connection: mark_finalized(connection, run_id, ending, dagster_run_id)
+            (run_id,), lambda connection: mark_finalized(connection, run_id, ending, holder)
         )
 
-    async def renew_lease(self, run_id: str, dagster_run_id: str, *, now: datetime, until: datetime) -> bool:
-        """Takes or renews the lease of a run; False where another Dagster run's lease has not expired at `now`.
+    async def take_lease(self, lease: Lease) -> None:
+        """Takes the lease of a run, or renews it.
 
         Raises:
             NotFound: The run is not stored (code `no-run`).
+            RunRefused: Another process holds one that has not run out (code `lease-held`, `second-process`).
         """
 
-        def write(connection: Connection) -> bool:
-            require_runs(connection, (run_id,))
-            lease = Lease(run_id=run_id, dagster_run_id=dagster_run_id, expires_at=until)
-            return take_lease(connection, self._database, lease, now)
+        def write(connection: Connection) -> None:
+            require_runs(connection, (lease.run_id,))
+            take_lease(connection, lease)
 
-        return await self._writer.submit((run_id,), write)
+        await self._writer.submit((lease.run_id,), write)
 
-    async def release_lease(self, run_id: str, dagster_run_id: str) -> None:
-        """Gives the lease back; nothing happens where another Dagster run holds it."""
-        statement = delete(leases).where(leases.c.run_id == run_id, leases.c.dagster_run_id == dagster_run_id)
+    async def renew_lease(self, run_id: str, holder: str) -> bool:
+        """Makes a lease last for its whole length again; False where the holder does not hold the run any more."""
+        return await self._writer.submit(
+            (run_id,), lambda connection: renew_lease(connection, run_id, holder)
+        )
+
+    async def release_lease(self, run_id: str, holder: str) -> None:
+        """Gives the lease back; nothing happens where another process holds it."""
+        statement = delete(leases).where(leases.c.run_id == run_id, leases.c.holder == holder)
 
         def write(connection: Connection) -> None:
             connection.execute(statement)
 
         await self._writer.submit((run_id,), write)
+
+    def _require_holder(self, connection: Connection, run_id: str, holder: str) -> None:
+        require_holder(run_id, holder, connection.execute(select(lease_holder(run_id))).scalar())
 
     def _change_waits(self, connection: Connection, entry: Entry) -> None:
         run_id = entry.step.run_id

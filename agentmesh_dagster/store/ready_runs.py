@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from agentmesh_dagster.records import RunStatus
-from agentmesh_dagster.store.columns import UtcDateTime
+from agentmesh_dagster.store.columns import UtcDateTime, database_moment
 from agentmesh_dagster.store.tables import (
     READY_WAITS,
     RETRIED_RUNS,
@@ -146,10 +146,10 @@ def _ago(name: str) -> ColumnElement[datetime]:
 
 
 def _is_free() -> ColumnElement[bool]:
-    """Of a run: no claim counts, and no Dagster run holds a lease."""
+    """Of a run: no claim counts, and no process holds a lease."""
     windows = {misses: _ago(f"window_{misses}") for misses in range(_MOST_MISSES)}
     counts_since = case(windows, value=runs.c.claim_misses, else_=_ago(f"window_{_MOST_MISSES}"))
-    live = exists().where(leases.c.run_id == runs.c.id, leases.c.expires_at > _NOW)
+    live = exists().where(leases.c.run_id == runs.c.id, leases.c.expires_at > database_moment(0.0))
     return and_(or_(runs.c.claim_id.is_(None), runs.c.claimed_at <= counts_since), not_(live))
 
 

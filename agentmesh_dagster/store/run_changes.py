@@ -14,6 +14,7 @@ from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound, RunRefused
 from agentmesh_dagster.records import Claim, Event, Json, Lease, Run, RunStatus, StepStatus
 from agentmesh_dagster.store.claims import bind_claim, give_back
+from agentmesh_dagster.store.columns import database_moment, seconds_until
 from agentmesh_dagster.store.endings import (
     announce_ending,
     counted_ending,
@@ -22,13 +23,13 @@ from agentmesh_dagster.store.endings import (
     is_run_timeout,
 )
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.inserts import CompiledInsert
 from agentmesh_dagster.store.run_rows import (
     insert_events,
     insert_run,
-    last_bound,
+    lease_holder,
     load_runs,
-    require_last,
+    lock_runs,
+    require_holder,
 )
 from agentmesh_dagster.store.tables import dagster_runs, leases, runs, steps
 from agentmesh_dagster.store.wait_changes import close_waits_of_run, reopen_waits
@@ -70,21 +71,21 @@ def move_run(
         output: Stored with a final status.
         error: Stored with a final status.
         records: Events of this change.
-        by: The Dagster run that moves it; None: not asked.
+        by: Who moves it, and must hold the run's lease; None: not asked.
 
     Returns:
         Whether this call moved it; otherwise nothing was written.
 
     Raises:
         NotFound: The run is not stored.
-        RunRefused: A later Dagster run is bound to the run (code `lease-lost`).
+        RunRefused: It does not hold the lease any more (code `lease-lost`).
         RunsBusy: Other transactions have locked runs that wait for this end: roll back, lock all, and move it again.
     """
     row = connection.execute(_LOCKED_RUN, {"of": run_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no run {run_id!r}", code="no-run")
     if by is not None:
-        require_last(run_id, by, connection.execute(_LAST_BOUND, {"of": run_id}).scalar())
+        require_holder(run_id, by, connection.execute(_HOLDER, {"of": run_id}).scalar())
     if row["status"] not in expected:
         return False
     values: dict[str, Any] = {"status": status.value}
@@ -125,7 +126,7 @@ def _worked_ms(row: RowMapping, at: datetime) -> int:
 # Statements that are the same for all runs are made once: to make one costs more than to execute it.
 _OF: Final = bindparam("of", type_=runs.c.id.type)
 _LOCKED_RUN: Final = select(runs).where(runs.c.id == _OF).with_for_update(key_share=True)
-_LAST_BOUND: Final = select(last_bound(_OF))
+_HOLDER: Final = select(lease_holder(_OF))
 
 
 @lru_cache(maxsize=64)
@@ -165,10 +166,14 @@ def bind_run(
     dagster_run_id: str,
     records: Sequence[Event] = (),
     claim_id: str | None = None,
+    lease: Lease | None = None,
 ) -> Run:
     """Stores a run, or finds it, and binds a Dagster run to it (see the journal's `bind_run`)."""
     now = clock.now()
     is_new = insert_run(connection, database, run, now)
+    if lease is not None:
+        lock_runs(connection, (run.id,))
+        take_lease(connection, lease)
     row = (
         connection.execute(select(runs).where(runs.c.id == run.id).with_for_update(key_share=True))
         .mappings()
@@ -283,42 +288,72 @@ def _stretch_ms(connection: Connection, row: RowMapping, dagster_run_id: str, no
     return max(0, round((until - begun).total_seconds() * 1000))
 
 
-_TAKEN_AT: Final = bindparam("taken_at", type_=leases.c.expires_at.type)
-_TAKE_LEASE: Final = CompiledInsert(
-    leases,
-    ["run_id", "dagster_run_id", "expires_at"],
-    lambda insert: insert.on_conflict_do_update(
-        index_elements=["run_id"],
-        set_={"dagster_run_id": insert.excluded.dagster_run_id, "expires_at": insert.excluded.expires_at},
-        where=or_(
-            leases.c.dagster_run_id == insert.excluded.dagster_run_id, leases.c.expires_at <= _TAKEN_AT
-        ),
-    ),
+_HELD: Final = select(
+    leases.c.holder,
+    leases.c.dagster_run_id,
+    leases.c.expires_at,
+    seconds_until(leases.c.expires_at).label("left_s"),
+).where(leases.c.run_id == _OF)
+_LENGTH_S: Final = bindparam("length", type_=leases.c.length_s.type)
+_CHANGED_LEASE: Final = {
+    "holder": bindparam("by", type_=leases.c.holder.type),
+    "dagster_run_id": bindparam("dagster_run", type_=leases.c.dagster_run_id.type),
+    "expires_at": database_moment(_LENGTH_S),
+    "length_s": _LENGTH_S,
+}
+_ADD_LEASE: Final = insert(leases).values(run_id=_OF, **_CHANGED_LEASE)
+_CHANGE_LEASE: Final = update(leases).where(leases.c.run_id == _OF).values(**_CHANGED_LEASE)
+_RENEW_LEASE: Final = (
+    update(leases)
+    .where(leases.c.run_id == _OF, leases.c.holder == bindparam("by", type_=leases.c.holder.type))
+    .values(expires_at=database_moment(leases.c.length_s))
 )
 
 
-def take_lease(connection: Connection, database: Database, lease: Lease, now: datetime) -> bool:
-    """Takes or renews a lease; False where another Dagster run's has not expired at `now`.
+def take_lease(connection: Connection, lease: Lease) -> None:
+    """Takes a lease, or renews it. The caller has locked the run.
 
-    When the lease of a worker that is gone ran out, is kept with its run. The caller has locked the run.
+    When the lease of a worker that is gone ran out, is kept with its run.
+
+    Raises:
+        RunRefused: Another process holds a lease that has not run out: of the same Dagster run (code `second-process`),
+            or of another one (`lease-held`).
     """
-    cut_off = connection.execute(
-        select(leases.c.expires_at).where(
-            leases.c.run_id == lease.run_id,
-            leases.c.dagster_run_id != lease.dagster_run_id,
-            leases.c.expires_at <= now,
-        )
-    ).scalar()
-    if cut_off is not None:
+    held = connection.execute(_HELD, {"of": lease.run_id}).mappings().first()
+    values = {
+        "of": lease.run_id,
+        "by": lease.holder,
+        "dagster_run": lease.dagster_run_id,
+        "length": lease.length_s,
+    }
+    if held is None:
+        connection.execute(_ADD_LEASE, values)
+        return
+    if held["holder"] != lease.holder:
+        if held["left_s"] > 0:
+            raise _held_by_another(lease, held["dagster_run_id"])
         connection.execute(
             update(runs)
             .where(runs.c.id == lease.run_id, runs.c.cut_off_at.is_(None))
-            .values(cut_off_at=cut_off)
+            .values(cut_off_at=held["expires_at"])
         )
-    values = {
-        "run_id": lease.run_id,
-        "dagster_run_id": lease.dagster_run_id,
-        "expires_at": lease.expires_at,
-        "taken_at": now,
-    }
-    return connection.execute(_TAKE_LEASE.of(database).bindparams(_TAKEN_AT), values).rowcount == 1
+    connection.execute(_CHANGE_LEASE, values)
+
+
+def renew_lease(connection: Connection, run_id: str, holder: str) -> bool:
+    """Makes a lease last for its whole length again; False where the process does not hold the run any more."""
+    return connection.execute(_RENEW_LEASE, {"of": run_id, "by": holder}).rowcount == 1
+
+
+def _held_by_another(lease: Lease, dagster_run_id: str) -> RunRefused:
+    if dagster_run_id == lease.dagster_run_id:
+        return RunRefused(
+            f"another process is executing the Dagster run {dagster_run_id!r} already; this one ends here, and "
+            "nothing was done twice",
+            code="second-process",
+        )
+    return RunRefused(
+        f"another Dagster run is working on run {lease.run_id!r}; this one ends here, and nothing was done twice",
+        code="lease-held",
+        context={"dagster_run_id": dagster_run_id},
+    )

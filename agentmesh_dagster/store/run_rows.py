@@ -7,13 +7,13 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, RowMapping, ScalarSelect, func, select
+from sqlalchemy import BindParameter, Connection, RowMapping, ScalarSelect, select
 
 from agentmesh_dagster.errors import NotFound, RunRefused, StoreError
 from agentmesh_dagster.records import Event, Run, RunSource, RunStatus, Step, StepStatus
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.inserts import CompiledInsert
-from agentmesh_dagster.store.tables import dagster_runs, events, runs
+from agentmesh_dagster.store.tables import dagster_runs, events, leases, runs
 
 MAX_LOCKINGS: Final = 10
 """How often a transaction that found runs locked is begun anew."""
@@ -177,34 +177,29 @@ def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
         raise NotFound(f"there is no run {min(missing)!r}", code="no-run")
 
 
-def last_bound(run_id: str | BindParameter[str]) -> ScalarSelect[str]:
-    """The Dagster run that was bound to a run last, as an expression; NULL where none is. Two looks into an index."""
-    # Not by LIMIT: on SQLite it brings a parameter of its own, which SQL that was compiled once does not supply.
-    others = dagster_runs.alias()
-    newest = select(func.max(others.c.ordinal)).where(others.c.run_id == run_id).scalar_subquery()
-    return (
-        select(dagster_runs.c.dagster_run_id)
-        .where(dagster_runs.c.run_id == run_id, dagster_runs.c.ordinal == newest)
-        .scalar_subquery()
-    )
+def lease_holder(run_id: str | BindParameter[str]) -> ScalarSelect[str]:
+    """Who holds the lease of a run, as an expression; NULL where nobody does. One look into an index."""
+    return select(leases.c.holder).where(leases.c.run_id == run_id).scalar_subquery()
 
 
-def require_last(run_id: str, dagster_run_id: str, last: str | None) -> None:
-    """Refuses a write of a Dagster run that is not the last one bound, in a transaction that has locked the run.
+def require_holder(run_id: str, holder: str, found: str | None) -> None:
+    """Refuses a write of a process that does not hold the run any more, in a transaction that has locked the run.
 
-    A worker that was stopped for longer than its lease does not know that another one has taken the run over.
+    A worker that was stopped for longer than its lease does not know that another one has taken the run over, be it to
+    report it, and may write nothing more, though nobody holds the run by now. One whose lease has run out, and whose
+    run nobody has taken, goes on.
 
     Args:
         run_id: The run.
-        dagster_run_id: Who writes.
-        last: Who was bound last; None where nobody was.
+        holder: Who writes.
+        found: Who holds the lease; None where nobody does.
 
     Raises:
-        RunRefused: It is another one (code `lease-lost`).
+        RunRefused: It is another one, or nobody (code `lease-lost`).
     """
-    if last is not None and last != dagster_run_id:
+    if found != holder:
         raise RunRefused(
-            f"the Dagster run {last!r} has taken over run {run_id!r} from {dagster_run_id!r}, which writes nothing "
-            "any more",
+            f"this process does not hold run {run_id!r} any more: it was not heard of for longer than its lease, and "
+            "another one has taken the run over or reported it; it writes nothing more",
             code="lease-lost",
         )

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, RowMapping, and_, delete, not_, or_, select, 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Event, Json, Lease, Run, RunSource, RunStatus, Step
+from agentmesh_dagster.store.columns import database_moment, seconds_until
 from agentmesh_dagster.store.endings import announce_ending, is_retried
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.judging import Unjudged
@@ -36,6 +37,9 @@ from agentmesh_dagster.store.tables import OVERDUE_RUNS, dagster_runs, events, l
 T = TypeVar("T")
 
 _STILL: Final = tuple(status.value for status in RunStatus if status.is_final or status is RunStatus.WAITING)
+
+_LEASES: Final = select(leases, seconds_until(leases.c.expires_at).label("left_s"))
+_CLOCK_TOLERANCE_S: Final = 1.0
 
 _WORKED_ON: Final = (RunStatus.PENDING.value, RunStatus.RUNNING.value)
 
@@ -184,7 +188,7 @@ class Runs:
         Not those that wait: there may be thousands, and nobody works on them.
         """
         query = select(runs).where(runs.c.status.in_(_WORKED_ON)).order_by(runs.c.created_at, runs.c.id)
-        held = select(leases).join(runs, runs.c.id == leases.c.run_id).where(runs.c.status.in_(_WORKED_ON))
+        held = _LEASES.join(runs, runs.c.id == leases.c.run_id).where(runs.c.status.in_(_WORKED_ON))
         if project is not None:
             query = query.where(runs.c.project == project)
         with self._database.read() as connection:
@@ -229,20 +233,20 @@ class Runs:
 
     def lease(self, run_id: str) -> Lease | None:
         """The lease on a run; None where nobody holds or held one since it was last given back."""
-        query = select(leases).where(leases.c.run_id == run_id)
+        query = _LEASES.where(leases.c.run_id == run_id)
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
         return None if row is None else _lease(row)
 
-    def abandoned(self, project: str, now: datetime) -> builtins.list[UnfinishedRun]:
+    def abandoned(self, project: str) -> builtins.list[UnfinishedRun]:
         """Runs that stand still, with a lease that nobody gave back and that has run out.
 
         They are final or waiting: their worker was killed after it had written so.
         """
-        query = (
-            select(leases)
-            .join(runs, runs.c.id == leases.c.run_id)
-            .where(runs.c.project == project, leases.c.expires_at <= now, runs.c.status.in_(_STILL))
+        query = _LEASES.join(runs, runs.c.id == leases.c.run_id).where(
+            runs.c.project == project,
+            leases.c.expires_at <= database_moment(0.0),
+            runs.c.status.in_(_STILL),
         )
         with self._database.read() as connection:
             held = {row["run_id"]: _lease(row) for row in connection.execute(query).mappings()}
@@ -250,13 +254,41 @@ class Runs:
             return [UnfinishedRun(run=run, lease=held[run.id]) for run in load_runs(connection, rows)]
 
     def release_lease(self, lease: Lease) -> None:
-        """Gives back the lease of a worker that is known to be gone."""
+        """Gives back the lease of a worker that is known to be gone. Should it live, it writes nothing more."""
         with self._database.write() as connection:
+            lock_runs(connection, (lease.run_id,))
             connection.execute(
-                delete(leases).where(
-                    leases.c.run_id == lease.run_id, leases.c.dagster_run_id == lease.dagster_run_id
-                )
+                delete(leases).where(leases.c.run_id == lease.run_id, leases.c.holder == lease.holder)
             )
+
+    def shorten_leases(self, project: str) -> int:
+        """Cuts leases that seem to last longer than a lease can: the database's clock was ahead when they were taken.
+
+        A worker that lives renews its lease soon; the lease of one that was killed runs out now after its length.
+
+        Returns:
+            How many were cut.
+        """
+        too_long = (
+            select(leases.c.run_id)
+            .join(runs, runs.c.id == leases.c.run_id)
+            .where(
+                runs.c.project == project,
+                leases.c.expires_at > database_moment(leases.c.length_s + _CLOCK_TOLERANCE_S),
+            )
+        )
+        with self._database.read() as connection:
+            found = connection.execute(too_long).scalars().all()
+        if not found:
+            return 0
+        with self._database.write() as connection:
+            lock_runs(connection, found)
+            cut = connection.execute(
+                update(leases)
+                .where(leases.c.run_id.in_(too_long))
+                .values(expires_at=database_moment(leases.c.length_s))
+            )
+        return cut.rowcount
 
     def with_prefix(self, project: str, prefix: str, *, limit: int = 10) -> builtins.list[Run]:
         """Runs whose id, or the id of one of whose Dagster runs, begins so; the newest first."""
@@ -376,7 +408,13 @@ class Runs:
 
 
 def _lease(row: RowMapping) -> Lease:
-    return Lease(run_id=row["run_id"], dagster_run_id=row["dagster_run_id"], expires_at=row["expires_at"])
+    return Lease(
+        run_id=row["run_id"],
+        dagster_run_id=row["dagster_run_id"],
+        holder=row["holder"],
+        length_s=row["length_s"],
+        left_s=row["left_s"],
+    )
 
 
 def _by_start(step: Step) -> tuple[bool, str, str]:

@@ -18,7 +18,7 @@ from agentmesh_dagster.errors import NotFound, ReplayError, StoreError
 from agentmesh_dagster.records import Entry, Event, Json, Step, StepStatus
 from agentmesh_dagster.store.columns import moment_to_text, to_text
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.run_rows import last_bound, require_last, step_record
+from agentmesh_dagster.store.run_rows import lease_holder, require_holder, step_record
 from agentmesh_dagster.store.tables import events, runs, steps
 
 _COUNTED: Final = (StepStatus.SUCCEEDED, StepStatus.FAILED)
@@ -106,25 +106,32 @@ class StepWriter:
             .where(runs.c.id == bindparam("of_run"))
         )
 
-    def write_entries(self, connection: Connection, entries: Sequence[Entry]) -> None:
+    def write_entries(
+        self, connection: Connection, entries: Sequence[Entry], holder: str | None = None
+    ) -> None:
         """Inserts or replaces the rows of steps of one run, adds their events, and adds to the run's totals.
 
         It comes to the same as writing them in order. Of entries with the same key the last one is written; against a
         row that was finished before, only the last one is held, because a batch may be repeated as a whole.
 
+        Args:
+            connection: In a transaction that has locked the run.
+            entries: The entries.
+            holder: Who writes, and must hold the run's lease; None: not asked.
+
         Raises:
             NotFound: The run is not stored (code `no-run`).
             ReplayError: A finished row, stored or written here, differs from a later one (code `step-finished`).
-            RunRefused: A later Dagster run than a step's is bound to the run (code `lease-lost`).
+            RunRefused: The writer does not hold the run's lease any more (code `lease-lost`).
             ValueError: The steps are of several runs.
         """
         run_id = entries[0].step.run_id
         merged = _merge(run_id, entries)
         cursor: _Cursor = connection.connection.cursor()
         try:
-            stored, last = self._look_up(cursor, run_id, tuple(merged.rows))
-            for dagster_run_id in {entry.step.dagster_run_id for entry in entries} - {"", last}:
-                require_last(run_id, dagster_run_id, last)
+            stored, found = self._look_up(cursor, run_id, tuple(merged.rows))
+            if holder is not None:
+                require_holder(run_id, holder, found)
             finished = {key for key, (is_finished, _) in stored.items() if is_finished}
             if finished:
                 for key in finished:
@@ -147,13 +154,13 @@ class StepWriter:
     def _look_up(
         self, cursor: _Cursor, run_id: str, keys: Sequence[str]
     ) -> tuple[dict[str, tuple[bool, bool]], str | None]:
-        """Of the keys that have a row, whether it is finished and whether it is counted; and the last Dagster run.
+        """Of the keys that have a row, whether it is finished and whether it is counted; and who holds the run.
 
         Raises:
             NotFound: The run is not stored (code `no-run`).
         """
         stored: dict[str, tuple[bool, bool]] = {}
-        last: str | None = None
+        holder: str | None = None
         for start in range(0, len(keys), _MAX_KEYS_IN_QUERY):
             part = tuple(keys[start : start + _MAX_KEYS_IN_QUERY])
             # Few lengths, so that few statements are compiled and prepared: the last key fills the rest.
@@ -167,18 +174,18 @@ class StepWriter:
                 raise NotFound(
                     f"there is no run {run_id!r}, so its step {keys[0]!r} has no place", code="no-run"
                 )
-            last = found[0][3]
+            holder = found[0][3]
             stored.update(
                 (key, (finished, counted)) for key, finished, counted, _ in found if key is not None
             )
-        return stored, last
+        return stored, holder
 
     def _find(self, length: int) -> _Find:
         names = [f"key_{number}" for number in range(length)]
         keys: list[BindParameter[str]] = [bindparam(name) for name in names]
         its_steps = (steps.c.run_id == runs.c.id) & steps.c.key.in_(keys)
         query = (
-            select(steps.c.key, steps.c.finished, steps.c.counted, last_bound(bindparam("of_run")))
+            select(steps.c.key, steps.c.finished, steps.c.counted, lease_holder(bindparam("of_run")))
             .select_from(runs.outerjoin(steps, its_steps))
             .where(runs.c.id == bindparam("of_run"))
         )

@@ -59,7 +59,7 @@ __all__ = [
     "waits",
 ]
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004")
+REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005")
 """The schema's revisions, oldest first; the last one is what this code works on."""
 
 # SQLite takes a partial index only where a query repeats its condition word for word: each stands here once.
@@ -222,7 +222,11 @@ leases = Table(
     metadata,
     Column("run_id", Text, ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     Column("dagster_run_id", Text, nullable=False),
+    # By the database's clock.
     Column("expires_at", UtcDateTime, nullable=False),
+    # The process that works on the run. Its step processes say the same.
+    Column("holder", Text, nullable=False, server_default=text("''")),
+    Column("length_s", Double[float](), nullable=False, server_default=text("60")),
 )
 Index("ix_leases_expires_at", leases.c.expires_at)
 

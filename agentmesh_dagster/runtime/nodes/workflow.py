@@ -87,7 +87,7 @@ class WorkflowNode(NodeType[WorkflowConfig]):
             finalizers=workflow.finalizers,
             deadline_at=now + timedelta(seconds=limit_s) if limit_s is not None else None,
         )
-        stored = await journal.start_child(run)
+        stored = await journal.start_child(run, holder=call.session.lease.holder)
         call.preparation.say(f"{call.key} started run {stored.id} of {slug}")
         return NodeResult(output={"run_id": stored.id}, child_run_id=stored.id)
 
