@@ -80,6 +80,8 @@ class Published:
     """A version that is live."""
 
     publication: Publication
+    is_new: bool
+    """Whether this call made it; what is live already in the same form stays."""
     warnings: tuple[Problem, ...]
 
 
@@ -273,8 +275,10 @@ class Authoring:
         if checked.errors:
             problems = [problem.to_json() for problem in checked.errors]
             raise DocumentInvalid(f"{kind} {slug!r} cannot be published; nothing was changed", problems)
+        live = self._store.publications.live_one(self._project, kind, slug)
         publication = self._publish_checked(stored, document, library, message)
-        return Published(publication=publication, warnings=checked.warnings)
+        is_new = live is None or live.id != publication.id
+        return Published(publication=publication, is_new=is_new, warnings=checked.warnings)
 
     def unpublish(self, kind: str, slug: str, *, message: str = "") -> Publication:
         """Ends what is live under a slug; runs that have started go on.

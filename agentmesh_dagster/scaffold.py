@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from agentmesh_dagster.errors import DefinitionError
-from agentmesh_dagster.settings import STATE_FOLDER
+from agentmesh_dagster.settings import STATE_FOLDER, dagster_home
 
 DAGSTER_YAML = """\
 telemetry:
@@ -137,12 +139,13 @@ __pycache__/
 """
 
 
-def scaffold(folder: Path, *, postgres: bool = False) -> list[Path]:
+def scaffold(folder: Path, *, postgres: bool = False, environ: Mapping[str, str] = os.environ) -> list[Path]:
     """Writes a new project.
 
     Args:
         folder: Made if need be.
         postgres: Whether Dagster's storage is PostgreSQL.
+        environ: Where `DAGSTER_HOME` is set, Dagster reads the settings there: the project gets none of its own.
 
     Returns:
         The files written.
@@ -158,9 +161,11 @@ def scaffold(folder: Path, *, postgres: bool = False) -> list[Path]:
         "sensors/__init__.py": SENSORS,
         "workflows/hello.yaml": HELLO,
         ".gitignore": GITIGNORE,
-        f"{STATE_FOLDER}/dagster.yaml": DAGSTER_YAML + (POSTGRES_STORAGE if postgres else ""),
     }
     paths = {folder / name: text for name, text in files.items()}
+    settings = dagster_home(folder, environ) / "dagster.yaml"
+    if not environ.get("DAGSTER_HOME") or not settings.exists():
+        paths[settings] = DAGSTER_YAML + (POSTGRES_STORAGE if postgres else "")
     taken = [str(path) for path in paths if path.exists()]
     if taken:
         raise DefinitionError(

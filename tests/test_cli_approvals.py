@@ -244,8 +244,8 @@ def test_refusals_say_why(gates: Gates):
     assert {issue["path"] for issue in error["context"]["issues"]} >= {"amount"}
     told = gates.call(*approve, "000001", "--data", '{"amount": "much", "more": 1}')
     assert told.code == 2
-    assert "  amount: " in told.err
-    assert "more" in told.err
+    assert told.err.count("amount: ") == 1
+    assert "  more: " in told.err
     assert gates.call(*approve, "000001", "--data", "{amount").code == 2
 
     refused(gates.call(*approve, "000002", "--as", "bob", "--json"), "not-assignee")

@@ -47,7 +47,8 @@ def list_(
 
     Those of one KIND, or all. A table on a terminal, tab-separated lines into a pipe.
     """
-    found = cli.store().catalog.list(
+    store = cli.store_to_read()
+    found = store.catalog.list(
         cli.project,
         kind,
         category=category,
@@ -59,7 +60,7 @@ def list_(
         include_archived=archived,
     )
     if not found:
-        cli.check_project()
+        cli.check_project(store)
     if as_json:
         print_json([definition_json(definition) for definition in found])
         return
@@ -85,7 +86,8 @@ def list_(
 @pass_cli
 def show(cli: CliContext, kind: str, slug: str, version: int | None, as_json: bool) -> None:
     """Show a definition and its document."""
-    catalog = cli.store().catalog
+    store = cli.store_to_read()
+    catalog = store.catalog
     definition = catalog.get(cli.project, kind, slug)
     stored = catalog.get_version(cli.project, kind, slug, version)
     if as_json:
@@ -118,7 +120,7 @@ def show(cli: CliContext, kind: str, slug: str, version: int | None, as_json: bo
     )
     click.echo()
     click.secho(f"# version {stored.number}, {cell(stored.created_at)} by {stored.created_by}", dim=True)
-    click.echo(cli.authoring().export(kind, slug, version=stored.number), nl=False)
+    click.echo(cli.authoring(store).export(kind, slug, version=stored.number), nl=False)
 
 
 @click.command(epilog=example("agentmesh versions workflow refund-review"))
@@ -128,7 +130,7 @@ def show(cli: CliContext, kind: str, slug: str, version: int | None, as_json: bo
 @pass_cli
 def versions(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
     """List a definition's versions."""
-    catalog = cli.store().catalog
+    catalog = cli.store_to_read().catalog
     definition = catalog.get(cli.project, kind, slug)
     found = catalog.versions(cli.project, kind, slug)
     if as_json:
@@ -163,7 +165,7 @@ def diff(cli: CliContext, kind: str, slug: str, first: int, second: int, as_json
 
     A unified diff of their YAML: what changed from V1 to V2.
     """
-    text = cli.authoring().diff(kind, slug, first, second)
+    text = cli.authoring(cli.store_to_read()).diff(kind, slug, first, second)
     if as_json:
         print_json(
             {"kind": kind, "slug": slug, "first": first, "second": second, "equal": not text, "diff": text}
@@ -191,7 +193,7 @@ def stats(cli: CliContext, kind: str, slug: str, as_json: bool) -> None:
 
     Over all its versions.
     """
-    store = cli.store()
+    store = cli.store_to_read()
     # A slug that was mistyped is an error, and not a definition without runs.
     store.catalog.get(cli.project, kind, slug)
     found = store.runs.stats(cli.project, kind, slug)

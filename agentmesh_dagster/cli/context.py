@@ -5,15 +5,17 @@ from __future__ import annotations
 import getpass
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from agentmesh_dagster.constants import KINDS
+from agentmesh_dagster.constants import ENV_DATABASE_URL, KINDS
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.settings import database_url
@@ -25,7 +27,29 @@ if TYPE_CHECKING:
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-KIND = click.Choice(KINDS)
+
+class _Kind(click.Choice[str]):
+    """The kinds; what is near one is suggested, and for a slug in its place the whole command."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in self.choices:
+            return str(value)
+        from agentmesh_dagster.specs.problems import nearest
+
+        near = nearest(str(value)[:120], self.choices)
+        takes_slug = ctx is not None and any(each.name == "slug" for each in ctx.command.params)
+        if near is not None:
+            hint = f"did you mean {near!r}?"
+        elif ctx is not None and takes_slug:
+            hint = f"a slug stands behind its kind: `{ctx.command_path} workflow {value}`?"
+        else:
+            hint = f"known are {', '.join(self.choices)}"
+        raise click.BadParameter(f"{value!r} is not a kind; {hint}", ctx=ctx, param=param)
+
+
+KIND = _Kind(KINDS)
+
+_PLACES = 5
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
@@ -42,6 +66,27 @@ class CliContext:
     root: Path
     project: str
 
+    def store_to_read(self) -> Store:
+        """The project's store for a command that only reads: where there is no database, none is made.
+
+        Raises:
+            StoreError: See `store`.
+        """
+        from agentmesh_dagster.store import open_store
+
+        file = self._sqlite_file()
+        # A place that somebody named by mistake is an error, and not an empty project.
+        is_expected = file is not None and (ENV_DATABASE_URL not in os.environ or file.parent.is_dir())
+        if file is None or file.exists() or not is_expected:
+            return self.store()
+        context = click.get_current_context().find_root()
+        folder = context.with_resource(TemporaryDirectory(prefix="agentmesh-"))
+        return context.with_resource(open_store(f"sqlite:///{folder}/empty.db"))
+
+    def _sqlite_file(self) -> Path | None:
+        url = database_url(self.root)
+        return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+
     def store(self) -> Store:
         """The project's store; opened once per process.
 
@@ -52,35 +97,34 @@ class CliContext:
 
         context = click.get_current_context().find_root()
         if "store" not in context.meta:
-            url = database_url(self.root)
-            file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+            file = self._sqlite_file()
             is_new = file is not None and not file.exists()
-            context.meta["store"] = context.with_resource(open_store(url))
+            context.meta["store"] = context.with_resource(open_store(database_url(self.root)))
             if is_new:
                 click.echo(f"note: made a new, empty database: {file}", err=True)
         return context.meta["store"]
 
-    def check_project(self) -> None:
+    def check_project(self, store: Store | None = None) -> None:
         """Where nothing was found: a project that does not exist is an error, and not an empty one.
 
         Raises:
             NotFound: There is no such project (code `no-project`).
         """
-        if all(project.slug != self.project for project in self.store().catalog.list_projects()):
+        if all(project.slug != self.project for project in (store or self.store()).catalog.list_projects()):
             raise NotFound(
                 f"there is no project {self.project!r}: `agentmesh project list` shows those that are, "
                 f"`agentmesh project create {self.project}` makes it",
                 code="no-project",
             )
 
-    def authoring(self) -> Authoring:
-        """Reading, checking, storing and publishing documents, as this user."""
+    def authoring(self, store: Store | None = None) -> Authoring:
+        """Reading, checking, storing and publishing documents, as this user; default with `store()`."""
         from agentmesh_dagster.authoring import Authoring
 
         if str(self.root) not in sys.path:
             # Functions of documents are looked up where runs find them, too.
             sys.path.append(str(self.root))
-        return Authoring(self.store(), self.project, actor=actor())
+        return Authoring(store or self.store(), self.project, actor=actor())
 
 
 pass_cli = click.make_pass_decorator(CliContext)
@@ -130,9 +174,29 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def print_warnings(warnings: Iterable[tuple[str, Problem]]) -> None:
-    """Warnings on stderr, each with the document that it speaks of."""
+    """Warnings on stderr, each with the document that it speaks of; what is said of many nodes is said once."""
+    by_source: dict[str, list[Problem]] = {}
     for source, problem in warnings:
-        click.secho(f"{source}: {problem}", err=True, fg="yellow")
+        by_source.setdefault(source, []).append(problem)
+    for source, problems in by_source.items():
+        for line in problem_lines(problems):
+            click.secho(f"{source}: {line}", err=True, fg="yellow")
+
+
+def problem_lines(problems: Iterable[Problem]) -> list[str]:
+    """Problems, a line each; missing timeouts come last, in one line, since most nodes of a first draft have none."""
+    every = list(problems)
+    common = [problem for problem in every if problem.code == "timeout-missing"]
+    if len(common) < 2:
+        return [str(problem) for problem in every]
+    lines = [str(problem) for problem in every if problem.code != "timeout-missing"]
+    places = [problem.path.removesuffix(".timeout_s") for problem in common]
+    shown = ", ".join(places[:_PLACES]) + (", ..." if len(places) > _PLACES else "")
+    first = common[0]
+    return [
+        *lines,
+        f"{first.severity} {first.code}: {len(places)} nodes may wait for ever ({shown}). {first.mend}.",
+    ]
 
 
 def _one_line(text: str) -> str:

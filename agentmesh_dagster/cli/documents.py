@@ -18,6 +18,7 @@ from agentmesh_dagster.cli.context import (
     print_json,
     print_table,
     print_warnings,
+    problem_lines,
 )
 from agentmesh_dagster.cli.reload import reload_jobs
 from agentmesh_dagster.constants import KINDS
@@ -26,6 +27,7 @@ from agentmesh_dagster.errors import DefinitionError
 if TYPE_CHECKING:
     from agentmesh_dagster.authoring import Report
     from agentmesh_dagster.specs.documents import Document
+    from agentmesh_dagster.store import Store
     from agentmesh_dagster.validation.bounds import Explanation, NodeBound
 
 _paths = click.argument(
@@ -152,10 +154,15 @@ def validate(
     of the schema it comes from; what has no bound is named. on_failure and finally are in the total, and runs
     started with async are not.
     """
+    store = cli.store_to_read()
     if _is_stored(paths):
         kind, slug = paths
-        report = cli.authoring().check_stored(kind, slug, version=version)
-        documents = [_stored_document(cli, kind, slug, version)] if explains and not report.errors else [None]
+        report = cli.authoring(store).check_stored(kind, slug, version=version)
+        documents = (
+            [_stored_document(store, cli.project, kind, slug, version)]
+            if explains and not report.errors
+            else [None]
+        )
     else:
         if version is not None:
             raise click.UsageError("--version goes with KIND SLUG")
@@ -163,9 +170,11 @@ def validate(
         missing = next((path for path in files if not path.exists()), None)
         if missing is not None:
             raise click.BadParameter(f"Path {str(missing)!r} does not exist.", param_hint="PATH...")
-        report = cli.authoring().check(files)
+        report = cli.authoring(store).check(files)
         documents = _documents(files, report) if explains else []
-    explained = list(_explained(cli, documents)) if explains else [None] * len(report.documents)
+    explained = (
+        list(_explained(store, cli.project, documents)) if explains else [None] * len(report.documents)
+    )
     if as_json:
         print_json(
             {
@@ -198,13 +207,15 @@ def _is_stored(words: Sequence[str]) -> bool:
     return len(words) == 2 and words[0] in KINDS and not Path(words[0]).exists()
 
 
-def _stored_document(cli: CliContext, kind: str, slug: str, version: int | None) -> Document:
+def _stored_document(store: Store, project: str, kind: str, slug: str, version: int | None) -> Document:
     from agentmesh_dagster.authoring import parse_stored
 
-    return parse_stored(cli.store().catalog.get_version(cli.project, kind, slug, version))
+    return parse_stored(store.catalog.get_version(project, kind, slug, version))
 
 
-def _explained(cli: CliContext, documents: Sequence[Document | None]) -> Iterator[Explanation | None]:
+def _explained(
+    store: Store, project: str, documents: Sequence[Document | None]
+) -> Iterator[Explanation | None]:
     """The worst case of each document; None for what is no workflow, or has errors."""
     from agentmesh_dagster.authoring import StoreLibrary
     from agentmesh_dagster.runtime.registry import node_configs
@@ -213,7 +224,7 @@ def _explained(cli: CliContext, documents: Sequence[Document | None]) -> Iterato
     from agentmesh_dagster.validation.bounds import explain
 
     beside = [document for document in documents if document is not None]
-    library = DocumentLibrary(beside, StoreLibrary(cli.store(), cli.project))
+    library = DocumentLibrary(beside, StoreLibrary(store, project))
     for document in documents:
         is_workflow = isinstance(document, WorkflowSpec)
         yield explain(document, library, node_configs=node_configs()) if is_workflow else None
@@ -271,8 +282,9 @@ def _print_report(report: Report) -> None:
         if not problems:
             continue
         click.secho(source, bold=True)
-        for problem in sorted(problems, key=lambda problem: problem.severity):
-            click.secho(f"  {problem}", fg="red" if problem.severity == "error" else "yellow")
+        for severity, color in (("error", "red"), ("warning", "yellow")):
+            for line in problem_lines(problem for problem in problems if problem.severity == severity):
+                click.secho(f"  {line}", fg=color)
     counts = (
         f"{_count(len(report.documents), 'document')}, {_count(len(report.errors), 'error')}, "
         f"{_count(len(report.warnings), 'warning')}"

@@ -21,11 +21,20 @@ def init(folder: Path, postgres: bool, as_json: bool) -> None:
     Existing files are never overwritten.
     """
     from agentmesh_dagster.scaffold import scaffold
+    from agentmesh_dagster.settings import dagster_home
 
     paths = scaffold(folder, postgres=postgres)
     if as_json:
-        print_json({"folder": str(folder), "files": [str(path.relative_to(folder)) for path in paths]})
+        names = [str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths]
+        print_json({"folder": str(folder), "files": names})
         return
+    settings = dagster_home(folder) / "dagster.yaml"
+    if settings not in paths:
+        click.echo(
+            f"note: Dagster's settings are those of {settings} (DAGSTER_HOME); docs/deployment.md has what AgentMesh "
+            "wants there",
+            err=True,
+        )
     click.echo(f"wrote {len(paths)} files to {folder}. Next:")
     click.echo(f"  cd {folder}")
     if postgres:

@@ -72,6 +72,11 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         home = COMMANDS.get(cmd_name)
         if home is None:
+            from agentmesh_dagster.specs.problems import nearest
+
+            near = nearest(cmd_name[:120], COMMANDS)
+            if near is not None:
+                ctx.fail(f"No such command {cmd_name!r}; did you mean {near!r}?")
             return None
         module, _, attribute = home.partition(":")
         return getattr(import_module(f"agentmesh_dagster.cli.{module}"), attribute)
@@ -139,7 +144,8 @@ def _report(error: AgentMeshError, *, as_json: bool) -> int:
         from agentmesh_dagster.orchestration.decisions import issue_lines
 
         click.echo(f"error: {error.message}", err=True)
-        for line in issue_lines(error):
+        # The first stands in the message.
+        for line in issue_lines(error)[1:]:
             click.echo(f"  {line}", err=True)
     else:
         click.echo(f"error: {error.message}", err=True)

@@ -16,6 +16,15 @@ from agentmesh_dagster.cli.context import (
 from agentmesh_dagster.cli.reload import reload_jobs
 from agentmesh_dagster.records import Json, Publication
 
+_NOTES = {
+    **dict.fromkeys(
+        ("agent", "tool"),
+        "published workflows keep the version that they have; publish them again to take this one",
+    ),
+    "network": "this release stores networks and does not run them: no Dagster job was made",
+}
+"""What publishing a kind does not do."""
+
 
 @click.command(
     epilog=example('agentmesh publish workflow refund-review --version 2 -m "smaller refunds need no gate"')
@@ -35,15 +44,18 @@ def publish(cli: CliContext, kind: str, slug: str, version: int | None, message:
     published = cli.authoring().publish(kind, slug, version=version, message=message)
     if not as_json:
         print_warnings((f"{kind} {slug}", problem) for problem in published.warnings)
-        click.echo(f"published {kind} {slug} version {published.publication.version}")
-        if kind in ("agent", "tool"):
-            click.echo(
-                "published workflows keep the version that they have; publish them again to take this one"
-            )
-    reloaded = reload_jobs(cli.root, [kind], quiet=as_json)
+        number = published.publication.version
+        if published.is_new:
+            click.echo(f"published {kind} {slug} version {number}")
+        else:
+            click.echo(f"{kind} {slug} version {number} is live already; nothing was changed")
+        if note := _NOTES.get(kind):
+            click.echo(note)
+    reloaded = reload_jobs(cli.root, [kind] if published.is_new else [], quiet=as_json)
     if as_json:
         warnings = [problem.to_json() for problem in published.warnings]
-        print_json({**publication_json(published.publication), "warnings": warnings, "reloaded": reloaded})
+        facts = {**publication_json(published.publication), "is_new": published.is_new}
+        print_json({**facts, "warnings": warnings, "reloaded": reloaded})
 
 
 @click.command(epilog=example("agentmesh unpublish workflow refund-review"))

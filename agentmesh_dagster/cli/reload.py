@@ -12,7 +12,7 @@ import click
 from agentmesh_dagster.constants import ENV_DAGSTER_URL
 from agentmesh_dagster.settings import WORKSPACE_FILE
 
-_JOB_KINDS = ("workflow", "network")
+_JOB_KINDS = ("workflow",)
 """What changes the jobs of the code location when it is published; agents and tools are part of those."""
 
 

@@ -173,7 +173,7 @@ def _deadline(wait: Wait) -> str | None:
 
 
 def _escalation(wait: Wait) -> str | None:
-    if not wait.escalate_to:
+    if not wait.escalate_to or wait.status is not WaitStatus.OPEN:
         return None
     when = f" at {cell(wait.escalate_at)}" if wait.escalate_at else ""
     return f"to {', '.join(wait.escalate_to)}{when}"

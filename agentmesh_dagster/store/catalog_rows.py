@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Definition, Json, Version
 from agentmesh_dagster.specs.names import job_name
+from agentmesh_dagster.specs.problems import nearest
 from agentmesh_dagster.store.tables import definitions, publications, versions
 
 
@@ -69,9 +70,12 @@ def require_definition(
     """
     found = find_definition(connection, project, kind, slug)
     if found is None:
-        raise NotFound(
-            f"there is no {kind} {slug!r} in the project {project!r}; `agentmesh list {kind}` shows what is"
+        there = select(definitions.c.slug).where(
+            definitions.c.project == project, definitions.c.kind == kind, definitions.c.archived_at.is_(None)
         )
+        near = nearest(slug[:120], connection.execute(there).scalars())
+        hint = f"did you mean {near!r}?" if near else f"`agentmesh list {kind}` shows what is"
+        raise NotFound(f"there is no {kind} {slug!r} in the project {project!r}; {hint}")
     if found.archived_at is not None and not archived:
         raise NotFound(
             f"the {kind} {slug!r} was deleted from the project {project!r}; import it again to bring it back"
