@@ -313,3 +313,20 @@ def test_finally_does_not_wait_for_a_retry_that_never_began(
 
     [ready] = project.store.claims.poll("default", SystemClock().now()).ready
     assert (ready.run_id, ready.reason) == (failed.run_id, "finalize")
+
+
+def test_a_worker_that_dies_right_after_its_run_was_written_as_waiting_leaves_both_with_one_status(
+    project: Launched, monkeypatch: pytest.MonkeyPatch
+):
+    project.publish(chain({"id": "gate", "type": "human", "config": {"title": "Go on?"}}))
+    run_id = project.create("sample")
+    monkeypatch.setenv("AGENTMESH_FAULT", "journal.finish_run.after#1")
+    project.launch(run_id)
+
+    assert project.ends(run_id) is Status.SUCCESS
+
+    run = project.run_row(run_id)
+    assert run.status is RunStatus.WAITING
+    assert project.dagster_run(run_id).tags["agentmesh/status"] == "waiting"
+    assert project.says(run_id, "was waiting when its worker was killed")
+    assert project.store.runs.lease(run_id) is None

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from fake_provider import FakeProvider
 from sqlalchemy import make_url
+from sqlalchemy.event import listen
 from store_samples import a_lease, a_run, a_step, an_event, at
 from tcp_proxy import TcpProxy, wait_until
 from workflow_project import Project, open_project
@@ -573,3 +574,33 @@ def test_a_sqlite_file_that_another_process_locks_for_a_while(
             result = project.execute("sample")
         assert result.success
         assert_succeeded_with_one_call_each(project, result.run_id, provider)
+
+
+def test_a_full_disk_is_waited_out_on_sqlite_too(sqlite_url: str):
+    """A bound on the file's pages: SQLite says what it says of a disk without room."""
+    big = a_step("big", output="x" * 200_000)
+    with open_store(sqlite_url) as store:
+        asyncio.run(store.journal.bind_run(a_run(), "run-1"))
+        with store._database.read() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+    room = [pages]
+    with open_store(sqlite_url) as store:
+        listen(
+            store._database.engine,
+            "checkout",
+            lambda driver, *_: driver.execute(f"PRAGMA max_page_count = {room[0]}"),
+        )
+
+        async def freed(_delay_s: float) -> None:
+            room[0] = pages + 1000
+
+        async def work(sleep: Callable[[float], Awaitable[None]], bound_s: float) -> None:
+            journal = PatientJournal(store.journal, clock=SystemClock(), sleep=sleep, bound_s=bound_s)
+            await journal.record([Entry(step=big)])
+
+        with pytest.raises(StoreUnavailable, match=r"is full. Free space on its disk") as full:
+            asyncio.run(work(freed, 0))
+        assert (full.value.code, full.value.retryable) == ("disk-full", True)
+        assert store.runs.steps("run-1") == []
+        asyncio.run(work(freed, 30))
+        assert [step.key for step in store.runs.steps("run-1")] == ["big"]

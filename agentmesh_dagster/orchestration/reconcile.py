@@ -331,6 +331,22 @@ def _is_left(store: Store, run: Run, now: datetime) -> bool:
     return _has_been_silent(store, run, now)
 
 
+def tell_end_of_dead_worker(store: Store, instance: dg.DagsterInstance, dagster_run_id: str) -> bool:
+    """Reports a Dagster run as its run's row says, where its worker, which is known to be dead, had written an end.
+
+    Returns:
+        Whether it did; False where the run had no end, or is another Dagster run's by now.
+    """
+    run = find_run(store, dagster_run_id)
+    stands_still = run is not None and run.status not in (RunStatus.PENDING, RunStatus.RUNNING)
+    if run is None or not stands_still or run.dagster_run_ids[-1] != dagster_run_id:
+        return False
+    lease = store.runs.lease(run.id)
+    if lease is not None and lease.dagster_run_id == dagster_run_id:
+        store.runs.release_lease(lease)
+    return _tell_dagster_the_end(store, instance, run, SystemClock()) is not None
+
+
 def _tell_dagster_the_end(
     store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock
 ) -> Correction | None:

@@ -262,7 +262,7 @@ def report_dead_worker(instance_ref: str, run_id: str, pid: int, exit_code: int)
 def _report(instance_ref: str, run_id: str, pid: int, exit_code: int) -> None:
     with dg.DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
         run = instance.get_run_by_id(run_id)
-        if run is None or run.is_finished:
+        if run is None or run.is_finished or _told_as_written(instance, run):
             return
         how = (
             f"was killed by {_signal_name(-exit_code)}"
@@ -281,6 +281,23 @@ def _report(instance_ref: str, run_id: str, pid: int, exit_code: int) -> None:
             instance.report_run_canceled(run, message)
         else:
             instance.report_run_failed(run, message)
+
+
+def _told_as_written(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Reports a run as its row says, where its worker died after it had written how the run stands.
+
+    Returns:
+        False where it had not, or where that cannot be seen because its code cannot be loaded.
+    """
+    from agentmesh_dagster.orchestration.host import HostedRun
+    from agentmesh_dagster.orchestration.reconcile import tell_end_of_dead_worker
+
+    holder: RunHolder | None = None
+    with contextlib.suppress(Exception):
+        holder = _load(instance, run)
+    return isinstance(holder, HostedRun) and tell_end_of_dead_worker(
+        holder.agentmesh.store(), instance, run.run_id
+    )
 
 
 def _signal_name(number: int) -> str:

@@ -13,6 +13,7 @@ from agentmesh_dagster.errors import StoreError
 
 # PostgreSQL's classes of SQLSTATE that another attempt may overcome: connection, resources, shutdown.
 _UNAVAILABLE_STATES = ("08", "53", "57P")
+_DISK_FULL_STATE = "53100"
 # Two transactions met: a deadlock or a serialization failure.
 _CONFLICT_STATE = "40"
 
@@ -58,6 +59,11 @@ def store_error(error: Exception, url: URL) -> StoreError:
         return StoreError(f"the database {shown_url(url)} refused a row: {reason}", code="refused")
     if kinds & {"OperationalError", "InterfaceError"}:
         sqlite = url.get_backend_name() == "sqlite"
+        if _is_full(reason, state, sqlite):
+            return StoreUnavailable(
+                f"the database {shown_url(url)} could not write: {reason}. Free space on its disk",
+                code="disk-full",
+            )
         if sqlite and "locked" in reason:
             return StoreUnavailable(
                 f"the database {shown_url(url)} stayed locked by another process. Try again, or see who holds it",
@@ -71,6 +77,11 @@ def store_error(error: Exception, url: URL) -> StoreError:
                 "Check that it runs, and that AGENTMESH_DATABASE_URL names it."
             )
     return StoreError(f"the database {shown_url(url)} could not do this: {reason}")
+
+
+def _is_full(reason: str, state: str | None, sqlite: bool) -> bool:
+    # SQLite calls it an I/O error where its log, and not its file, could not grow.
+    return ("is full" in reason or "disk I/O error" in reason) if sqlite else state == _DISK_FULL_STATE
 
 
 def _is_unreachable(reason: str, state: str | None, sqlite: bool) -> bool:
