@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentmesh_dagster.errors import ExpressionError
+from agentmesh_dagster.runtime.scope import step_view
 from agentmesh_dagster.specs.expressions import check, evaluate, references, render, secrets_used
 
 ITEMS = [
@@ -445,3 +446,63 @@ def test_any_text_gives_a_value_or_an_expression_error(text: str) -> None:
     for bare in (False, True):
         with contextlib.suppress(ExpressionError):
             evaluate(text, NAMES) if bare else render("{{" + text + "}}", NAMES)
+
+
+SKIPPED = {
+    "steps": {
+        "ran": {"output": {"text": "yes"}, "error": None, "status": "succeeded"},
+        "not_run": step_view(None),
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("steps.not_run.output.text or steps.ran.output.text", "yes"),
+        ("steps.ran.output.text or steps.not_run.output.text", "yes"),
+        ("steps.not_run.output or 'none'", "none"),
+        ("steps.not_run.output.a.b or steps.not_run.error.code or 7", 7),
+        ("steps.not_run.output.text | default('other')", "other"),
+        ("steps.not_run.output is defined", False),
+        ("steps.not_run.output.text is undefined", True),
+        ("steps.not_run.status", "skipped"),
+        ("steps['not_run'].output[0].x or 1", 1),
+    ],
+)
+def test_what_a_skipped_step_would_have_had_is_undefined(expression: str, value: object) -> None:
+    assert evaluate(expression, SKIPPED) == value
+    assert render(f"{{{{ {expression} }}}}", SKIPPED) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "steps.not_run.output",
+        "steps.not_run.output.text",
+        "steps.not_run.output == 1",
+        "steps.not_run.output or steps.not_run.error",
+        "steps.not_run.output and 1",
+        "not steps.not_run.output",
+        "steps.not_run.output | upper",
+        "steps.not_run.output ~ ''",
+    ],
+)
+def test_elsewhere_it_is_an_error_that_names_the_step(expression: str) -> None:
+    with pytest.raises(
+        ExpressionError, match=r"steps\.not_run\.\w+ is undefined, because that step was skipped"
+    ) as error:
+        evaluate(expression, SKIPPED)
+    assert error.value.code == "expression-missing"
+
+
+def test_a_missing_name_is_not_accepted_by_or() -> None:
+    with pytest.raises(ExpressionError, match="has no key 'txt'; it has 'text'; did you mean 'text'"):
+        evaluate("steps.ran.output.txt or 'x'", SKIPPED)
+
+
+def test_selectattr_takes_a_missing_key_for_not_true() -> None:
+    items = [{"error": {"code": "x"}}, {"output": 1}, {"error": None}, {"error": {}, "output": 2}]
+    assert evaluate("items | selectattr('error') | list | length", {"items": items}) == 1
+    assert evaluate("items | rejectattr('error') | list | length", {"items": items}) == 3
+    assert evaluate("items | selectattr('error.code') | list | length", {"items": items}) == 1

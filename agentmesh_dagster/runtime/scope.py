@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from agentmesh_dagster.errors import NodeError
-from agentmesh_dagster.records import Json, Run, Step
+from agentmesh_dagster.records import Json, Run, Step, StepStatus
 from agentmesh_dagster.runtime.registry import node_type_of
 from agentmesh_dagster.runtime.routing import is_live
 from agentmesh_dagster.specs.closure import Closure
@@ -21,6 +21,7 @@ from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.levels import called_workflow
 from agentmesh_dagster.specs.names import identifier
 from agentmesh_dagster.specs.nodes import NodeConfig
+from agentmesh_dagster.specs.sandbox import SkippedStep
 from agentmesh_dagster.specs.schema import fill_and_coerce
 from agentmesh_dagster.specs.state import StateRules
 
@@ -289,8 +290,8 @@ def state_conflict(key: str, writers: Iterable[str], reader: str) -> NodeError:
 
 def step_view(row: Step | None) -> dict[str, Json]:
     """A step as expressions see it; one without a row was skipped."""
-    if row is None:
-        return {"output": None, "error": None, "status": "skipped"}
+    if row is None or row.status is StepStatus.SKIPPED:
+        return SkippedStep(status="skipped")
     return {"output": row.output, "error": row.error, "status": row.status.value}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from jinja2 import Environment, nodes
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
 
 from agentmesh_dagster.records import Json
@@ -16,12 +18,28 @@ from agentmesh_dagster.specs.sandbox import Evaluation, Group, Loop, Missing, Re
 
 MAX_SOURCE: Final = 200_000
 """Characters of one template or condition."""
+MAX_TOKENS: Final = 10_000
+"""Names, signs, literals and pieces of text of one template."""
+_STEPS_PER_PART: Final = 50
+"""What each part of a template costs at each evaluation: as much as to compile it, which happens once."""
 MAX_DEPTH: Final = 100
 """Levels of nesting in the syntax tree of one template, chains of operators included."""
 _FUNCTIONS: Final = frozenset(("range", "dict"))
 _SECRET: Final = "secret"  # noqa: S105 -- the name of the function, not a secret
 _PLAIN: Final = frozenset((str, int, float, bool, dict, list, type(None)))
-_ENVIRONMENT: Final = Environment(keep_trailing_newline=True)  # noqa: S701 -- parses only; texts are not HTML
+
+
+class _TokenLimit(Extension):
+    """Stops the parser of a template that is too large, before it has read the rest."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterable[Token]:
+        for number, token in enumerate(stream):
+            if number >= MAX_TOKENS:
+                raise Refusal(f"it has more than {MAX_TOKENS} words and signs", "expression-limit")
+            yield token
+
+
+_ENVIRONMENT: Final = Environment(keep_trailing_newline=True, extensions=[_TokenLimit])  # noqa: S701 -- parses only; texts are not HTML
 
 Thunk = Callable[[Evaluation], Any]
 Block = Callable[[Evaluation, list[str]], None]
@@ -32,6 +50,8 @@ class Program:
     """One compiled template or condition."""
 
     run: Thunk
+    cost: int
+    """Steps of one evaluation, loops and calls aside."""
     references: frozenset[tuple[str, ...]]
     secrets: frozenset[str]
 
@@ -55,7 +75,8 @@ def compile_text(text: str, bare: bool) -> Program:
         body = _ENVIRONMENT.parse(text).body
         single = _single_expression(text, body)
         run = compiler.result(single) if single is not None else compiler.text(body)
-    return Program(run, frozenset(compiler.references), frozenset(compiler.secrets))
+    cost = _STEPS_PER_PART * compiler.parts
+    return Program(run, cost, frozenset(compiler.references), frozenset(compiler.secrets))
 
 
 def _single_expression(text: str, body: list[nodes.Node]) -> nodes.Expr | None:
@@ -86,6 +107,8 @@ class _Compiler:
     def __init__(self) -> None:
         self.references: set[tuple[str, ...]] = set()
         self.secrets: set[str] = set()
+        self.parts = 0
+        """Expressions and statements."""
         self._locals: list[set[str]] = [set()]
         self._depth = 0
 
@@ -148,6 +171,7 @@ class _Compiler:
             raise Refusal(
                 f"{type(node).__name__.lower()} is not available in expressions", "expression-refused"
             )
+        self.parts += 1
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Refusal(f"it is nested more than {MAX_DEPTH} levels deep", "expression-limit")
@@ -160,6 +184,8 @@ class _Compiler:
 
     def const(self, node: nodes.Const) -> Thunk:
         value = node.value
+        if type(value) is int and value.bit_length() > sandbox.MAX_INT_BITS:
+            raise Refusal(f"an integer has more than {sandbox.MAX_INT_BITS} bits", "expression-limit")
         return lambda state: value
 
     def name(self, node: nodes.Name) -> Thunk:
@@ -291,8 +317,17 @@ class _Compiler:
         return lambda state: left(state) and right(state)
 
     def disjunction(self, node: nodes.Or) -> Thunk:
-        left, right = self.value(node.left), self.value(node.right)
-        return lambda state: left(state) or right(state)
+        left, right = self.maybe(node.left), self.maybe(node.right)
+
+        def run(state: Evaluation) -> Any:
+            value = left(state)
+            if type(value) is Missing:
+                if not value.is_skipped:
+                    raise value.refusal()
+                return right(state)
+            return value or right(state)
+
+        return run
 
     def negation(self, node: nodes.Not) -> Thunk:
         value_of = self.value(node.node)
@@ -305,6 +340,7 @@ class _Compiler:
             value = value_of(state)
             if not isinstance(value, (int, float)):
                 raise Refusal(f"a sign stands before {sandbox.kind_of(value)}")
+            sandbox.bounded(state, value)
             return -value if negative else +value
 
         return run
@@ -408,6 +444,7 @@ class _Compiler:
             if build is None:
                 word = type(node).__name__.lower()
                 raise Refusal(f"the statement {word!r} is not available in templates", "expression-refused")
+            self.parts += 1
             parts.append(build(self, node))
         self._depth -= 1
 
@@ -466,7 +503,7 @@ class _Compiler:
         if node.recursive:
             raise Refusal("recursive loops are not available", "expression-refused")
         items_in = self.value(cast("nodes.Expr", node.iter))
-        cost = 2 + sum(1 for part in node.body for _ in part.find_all(nodes.Node))
+        cost = 4 + sum(1 for part in node.body for _ in part.find_all(nodes.Node))
         self._locals.append({"loop"})
         bind = self._targets(node.target)
         test = None if node.test is None else self.value(cast("nodes.Expr", node.test))
@@ -477,6 +514,8 @@ class _Compiler:
         def run(state: Evaluation, out: list[str]) -> None:
             outer = state.variables
             items = sandbox.items_of(state, items_in(state))
+            # Each item gets a copy of the variables.
+            state.spend(len(items) * (len(outer) >> 4))
             try:
                 if test is not None:
                     items = [item for item in items if _passes(state, item, outer)]

@@ -29,6 +29,8 @@ MAX_JSON_DEPTH: Final = 100
 def render(template: Json, names: Mapping[str, object], *, where: str = "") -> Json:
     """Renders every string in a JSON value; keys of objects stay as they are.
 
+    All its templates share one budget.
+
     Args:
         template: Any JSON value.
         names: What expressions may name: `input`, `steps`, `context`, `run`, `item`, ...; values are JSON,
@@ -42,30 +44,30 @@ def render(template: Json, names: Mapping[str, object], *, where: str = "") -> J
     Raises:
         ExpressionError: An expression does not parse, is refused, names what is not there, or fails.
     """
-    return _render(template, names, where, 0)
+    return _render(template, Evaluation(names), where, 0)
 
 
-def _render(template: Json, names: Mapping[str, object], where: str, depth: int) -> Json:
+def _render(template: Json, state: Evaluation, where: str, depth: int) -> Json:
     if isinstance(template, str):
         if not is_template(template):
             return template
-        return _run(template, False, names, where)
+        return _run(template, False, state, where)
     if depth > MAX_JSON_DEPTH:
         raise ExpressionError(
             f"{_at(where)}nested more than {MAX_JSON_DEPTH} levels deep", code="expression-limit"
         )
     if isinstance(template, Mapping):
         items = cast("Mapping[str, Json]", template).items()
-        return {key: _render(value, names, _inside(where, key), depth + 1) for key, value in items}
+        return {key: _render(value, state, _inside(where, key), depth + 1) for key, value in items}
     if isinstance(template, (list, tuple)):
         values = cast("list[Json]", template)
-        return [_render(value, names, f"{where}[{i}]", depth + 1) for i, value in enumerate(values)]
+        return [_render(value, state, f"{where}[{i}]", depth + 1) for i, value in enumerate(values)]
     return template
 
 
 def evaluate(expression: str, names: Mapping[str, object], *, where: str = "") -> Json:
     """Evaluates a bare expression, such as a condition; arguments and errors as in `render`."""
-    return _run(expression, True, names, where)
+    return _run(expression, True, Evaluation(names), where)
 
 
 def check(text: str, *, bare: bool) -> None:
@@ -151,10 +153,13 @@ def _inside(where: str, key: str) -> str:
     return f"{where}.{key}" if where else f"field {key}"
 
 
-def _run(text: str, bare: bool, names: Mapping[str, object], where: str) -> Json:
+def _run(text: str, bare: bool, state: Evaluation, where: str) -> Json:
     program = _program(text, bare, where)
     try:
-        return program.run(Evaluation(names))
+        state.spend(program.cost)
+        if state.variables:
+            state.variables = {}
+        return program.run(state)
     except Refusal as error:
         message, code = error.message, error.code
     except RecursionError:

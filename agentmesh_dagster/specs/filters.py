@@ -21,6 +21,7 @@ from agentmesh_dagster.specs.sandbox import (
     Group,
     Missing,
     Refusal,
+    bounded,
     items_of,
     kind_of,
     lookup_path,
@@ -101,7 +102,7 @@ def _getter(state: Evaluation, attribute: str | int | None, default: Any = None)
     """Gives an item, or what it holds under a dotted path; a missing one is refused without a default."""
 
     def get(item: Any) -> Any:
-        state.spend(3)
+        state.spend(2)
         if attribute is None:
             return item
         found = lookup_path(item, attribute)
@@ -136,18 +137,26 @@ def _identity(state: Evaluation, value: Any, case_sensitive: bool) -> Any:
 # Text -------------------------------------------------------------------------------------------------------
 
 
-def _plain_text_filter(name: str, function: Callable[[str], Any]) -> None:
+def _plain_text_filter(name: str, function: Callable[[str], Any], cost: float = 1 / 16) -> None:
+    """A filter of text alone; `cost` is in steps for each character."""
+
     def apply(state: Evaluation, value: Any) -> Any:
-        result = function(_text(state, value))
+        text = _text(state, value)
+        state.spend(int(len(text) * cost))
+        result = function(text)
         return state.made(result) if isinstance(result, str) else result
 
     FILTERS[name] = apply
 
 
+def _title(text: str) -> str:
+    return jinja_filters.do_title(text)
+
+
 _plain_text_filter("upper", str.upper)
 _plain_text_filter("lower", str.lower)
 _plain_text_filter("capitalize", str.capitalize)
-_plain_text_filter("title", jinja_filters.do_title)
+_plain_text_filter("title", _title, 1)
 _plain_text_filter("wordcount", lambda text: len(text.split()))
 _plain_text_filter("string", str)
 _plain_text_filter("escape", html.escape)
@@ -156,7 +165,10 @@ _plain_text_filter("e", html.escape)
 
 @_filter("trim")
 def _trim(state: Evaluation, value: Any, chars: str | None = None) -> str:
-    return state.made(_text(state, value).strip(chars))
+    text = _text(state, value)
+    if chars is not None:
+        state.spend(len(text) * len(chars) >> 12)
+    return state.made(text.strip(chars))
 
 
 @_filter("replace")
@@ -177,6 +189,7 @@ def _indent(
 ) -> str:
     text = _text(state, value)
     wide = len(width) if isinstance(width, str) else width
+    state.spend(len(text) >> 2)
     state.reserve(len(text) + wide * (text.count("\n") + 2))
     return jinja_filters.do_indent(text, width, first, blank)
 
@@ -188,6 +201,7 @@ def _truncate(
     text = _text(state, value)
     if len(text) <= length:
         return text
+    state.spend(4)
     kept = text[: max(length - len(end), 0)]
     return state.made((kept if killwords else kept.rsplit(" ", 1)[0]) + end)
 
@@ -250,12 +264,16 @@ def _abs(state: Evaluation, value: Any) -> Any:
 def _round(state: Evaluation, value: Any, precision: int = 0, method: str = "common") -> Any:
     if abs(precision) > 30:
         raise Refusal("the precision of round is at most 30", "expression-limit")
-    return jinja_filters.do_round(_number(value), precision, cast("Any", method))
+    state.spend(4)
+    return bounded(
+        state, jinja_filters.do_round(bounded(state, _number(value)), precision, cast("Any", method))
+    )
 
 
 @_filter("filesizeformat")
 def _filesizeformat(state: Evaluation, value: Any, binary: bool = False) -> str:
-    return jinja_filters.do_filesizeformat(_number(value), binary)
+    state.spend(12)
+    return jinja_filters.do_filesizeformat(bounded(state, _number(value)), binary)
 
 
 _REQUIRED: Final = object()
@@ -267,8 +285,9 @@ def _int(state: Evaluation, value: Any, default: Any = _REQUIRED, base: int = 10
         if isinstance(value, str):
             if len(value) > 1000:
                 raise ValueError
+            state.spend(4)
             try:
-                return int(value, base)
+                return bounded(state, int(value, base))
             except ValueError:
                 return int(float(value))
         return int(value)
@@ -417,10 +436,12 @@ def _max(
 @_filter("sum")
 def _sum(state: Evaluation, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
     get = _getter(state, attribute)
-    total = _number(start)
+    total = bounded(state, _number(start))
     for item in items_of(state, value):
-        total += _number(get(item))
-    return total
+        number = get(item)
+        # Exact types are the common case; the sum of bounded integers pays as it grows.
+        total += number if type(number) is float else bounded(state, _number(number))
+    return bounded(state, total)
 
 
 @_filter("reverse")
@@ -460,7 +481,7 @@ def _map(state: Evaluation, value: Any, *args: Any, **kwargs: Any) -> list[Any]:
     if not args and "attribute" in kwargs:
         return [_getter(state, **kwargs)(item) for item in items]
     name, rest = args[0], list(args[1:])
-    state.spend(5 * len(items))
+    state.spend(3 * len(items))
     return [_present(apply_filter(state, name, item, rest, kwargs)) for item in items]
 
 
@@ -474,14 +495,21 @@ def _chosen(
     state: Evaluation, value: Any, keep: bool, by_attribute: bool, args: tuple[Any, ...]
 ) -> list[Any]:
     items = items_of(state, value)
-    state.spend(6 * len(items))
+    state.spend(len(items))
     rest = list(args)
     attribute: Any = rest.pop(0) if by_attribute else None
+    if isinstance(attribute, str) and attribute.startswith("__"):
+        raise Refusal(
+            f"names that begin with two underscores are refused: {attribute[:40]!r}", "expression-refused"
+        )
     name: Any = rest.pop(0) if rest else None
 
     def holds(item: Any) -> bool:
         subject = lookup_path(item, attribute) if by_attribute else item
-        return bool(_present(subject)) if name is None else apply_test(state, name, subject, rest, {})
+        if name is None:
+            # A key that is not there is undefined, and so not true.
+            return not isinstance(subject, Missing) and bool(subject)
+        return apply_test(state, name, subject, rest, {})
 
     return [item for item in items if holds(item) is keep]
 
@@ -522,7 +550,7 @@ def _not_more(state: Evaluation, left: Any, right: Any) -> bool:
 
 
 def _divisible(state: Evaluation, value: Any, number: Any) -> bool:
-    return _number(value) % _number(number) == 0
+    return bounded(state, _number(value)) % bounded(state, _number(number)) == 0
 
 
 def _not_equal(state: Evaluation, left: Any, right: Any) -> bool:

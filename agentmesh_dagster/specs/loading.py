@@ -27,6 +27,14 @@ MAX_DEPTH: Final = 64
 """Levels of lists and objects in one document."""
 INPUTS_FOLDER: Final = "inputs"
 """Holds the inputs of example runs."""
+MAX_DOCUMENTS: Final = 1_000
+"""Documents of one YAML file."""
+MAX_EVENTS: Final = 200_000
+"""Keys, values, beginnings and ends of lists and objects in one YAML file."""
+MAX_ANCHORS: Final = 1_000
+"""Anchors of one file."""
+MAX_INT_BITS: Final = 4_096
+"""Bits of an integer, which are 1,233 digits."""
 MAX_ALIASED: Final = 200_000
 """Values and characters that the aliases of one file may add, counted as often as they are used."""
 SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -42,6 +50,7 @@ _BASED: Final = re.compile(r"0(?:o[0-7]+|x[0-9a-fA-F]+)\Z")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
 _NOT_FINITE: Final = re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z")
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ufffe\uffff]")
+_LONG_INTEGER: Final = re.compile(r"[0-9]{1000}")
 _TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final[dict[str, type]] = {"int": int, "float": float, "bool": bool, "null": type(None)}
 # A string (to its end, or the text's) or a bracket: what decides how deep a JSON text is nested.
@@ -227,10 +236,21 @@ def _load_json(text: str, source: str) -> list[Json]:
             _refuse(source, f"the number {digits[:40]} is too large", "document-number")
         return value
 
+    def parse_int(digits: str) -> int:
+        value = int(digits)
+        if value.bit_length() > MAX_INT_BITS:
+            _refuse(source, f"an integer has more than {MAX_INT_BITS} bits", "document-number")
+        return value
+
     try:
         return [
             json.loads(
-                text, object_pairs_hook=_unique_pairs, parse_constant=refuse_constant, parse_float=parse_float
+                text,
+                object_pairs_hook=_unique_pairs,
+                parse_constant=refuse_constant,
+                parse_float=parse_float,
+                # A hook takes time for each number, and few files have one of so many digits.
+                parse_int=parse_int if _LONG_INTEGER.search(text) else None,
             )
         ]
     except json.JSONDecodeError as error:
@@ -282,6 +302,8 @@ class _Builder:
         self._open_anchors: set[str] = set()
         self._weight = 0
         self._aliased = 0
+        self._begun = 0
+        self._named = 0
 
     def build(self, text: str) -> list[Json]:
         handlers: dict[type, Callable[[Any], None]] = {
@@ -294,7 +316,10 @@ class _Builder:
             yaml.DocumentStartEvent: self._document,
         }
         try:
-            for event in cast("Iterator[Any]", cast("Any", yaml).parse(text, Loader=_LOADER)):
+            events = cast("Iterator[Any]", cast("Any", yaml).parse(text, Loader=_LOADER))
+            for number, event in enumerate(events):
+                if number >= MAX_EVENTS:
+                    self._fail(event, "holds too many values; split the file", "document-too-large")
                 handler = handlers.get(event.__class__)
                 if handler is not None:
                     handler(event)
@@ -314,6 +339,10 @@ class _Builder:
 
     def _document(self, event: Any) -> None:
         self._anchors.clear()
+        self._begun += 1
+        if self._begun > MAX_DOCUMENTS:
+            problem = f"holds more than {MAX_DOCUMENTS} documents; split the file"
+            self._fail(event, problem, "document-too-large")
         if event.version and tuple(event.version) != (1, 2):
             self._fail(event, "asks for another YAML than 1.2; remove the %YAML line", "document-syntax")
 
@@ -337,9 +366,16 @@ class _Builder:
             word = "an object ({{ ... }} must be quoted)" if is_object else "a list"
             self._fail(event, f"a key is {word}; keys are text", "document-key")
         if event.anchor:
+            self._count_anchor(event)
             self._open_anchors.add(event.anchor)
         self._stack.append(_Frame({} if is_object else [], event.anchor, self._weight))
         self._weight += 1
+
+    def _count_anchor(self, event: Any) -> None:
+        self._named += 1
+        if self._named > MAX_ANCHORS:
+            problem = f"holds more than {MAX_ANCHORS} anchors; write the values out"
+            self._fail(event, problem, "document-alias")
 
     def _end(self, event: Any) -> None:
         frame = self._stack.pop()
@@ -377,6 +413,7 @@ class _Builder:
         weight = 1 + len(text)
         self._weight += weight
         if event.anchor:
+            self._count_anchor(event)
             self._anchors[event.anchor] = _Anchored(value, weight, 0)
         self._add(value, 0, event)
 
@@ -391,7 +428,7 @@ class _Builder:
         if _INTEGER.match(text):
             return self._number(event, text, int)
         if _BASED.match(text):
-            return int(text, 0)
+            return self._number(event, text, lambda digits: int(digits, 0))
         if _FLOAT.match(text):
             return self._number(event, text, float)
         if _NOT_FINITE.match(text):
@@ -405,6 +442,8 @@ class _Builder:
             value = make(text)
         except ValueError:
             self._fail(event, "an integer has too many digits", "document-number")
+        if type(value) is int and value.bit_length() > MAX_INT_BITS:
+            self._fail(event, f"an integer has more than {MAX_INT_BITS} bits", "document-number")
         if isinstance(value, float) and not math.isfinite(value):
             self._fail(event, f"the number {text[:40]} is too large", "document-number")
         return value

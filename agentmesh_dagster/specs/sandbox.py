@@ -2,9 +2,9 @@
 
 Expressions come from stored documents and meet data from outside. No operation here reaches an attribute of a
 Python object, changes a value, or makes one whose size the data or the author can blow up: every operation
-that copies, compares or builds pays from one budget per evaluation, in steps (about 0.2 microseconds each)
-and in characters of new text. The budget counts work and not time, so that a replay decides as the first pass
-did.
+that copies, compares or builds pays from one budget, in steps (0.25 microseconds or less on a common machine,
+so that nothing holds an event loop for more than 100 ms) and in characters of new text. The budget counts work
+and not time, so that a replay decides as the first pass did.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
 from agentmesh_dagster.records import Json
@@ -23,11 +24,13 @@ MAX_TEXT: Final = 1_000_000
 """Characters of one text, a rendered template included."""
 MAX_NEW_TEXT: Final = 8_000_000
 """Characters of all texts that one evaluation makes."""
-MAX_STEPS: Final = 1_000_000
-"""Work of one evaluation: nodes evaluated in loops, items visited, items made."""
+MAX_STEPS: Final = 400_000
+"""Work of one evaluation: tokens read, nodes evaluated in loops, items visited, items made."""
 MAX_ITEMS: Final = 100_000
 """Items of one list that an expression makes."""
-MAX_INT_BITS: Final = 10_000
+MAX_INT_BITS: Final = 4_096
+"""Bits of an integer in a document or expression, or that an expression makes: 1,233 digits."""
+_SMALL: Final = 1 << 63
 _MAX_FIELD_WIDTH: Final = 1_000
 _MAX_KEYS_SHOWN: Final = 12
 
@@ -57,6 +60,10 @@ class Loop(dict[str, Any]):
     """The name `loop` inside a `for` block."""
 
 
+class SkippedStep(dict[str, Any]):
+    """What expressions see of a step that was skipped: its status. What it would have had is undefined."""
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
     """Stands for a name or key that is not there, until `default` accepts it or a use refuses it."""
@@ -65,13 +72,21 @@ class Missing:
     key: object
     value: object
 
+    @property
+    def is_skipped(self) -> bool:
+        """Whether a step would have had it, and was skipped: `or` accepts that too."""
+        return isinstance(self.value, SkippedStep)
+
     def refusal(self) -> Refusal:
         """The error that says which name is missing, in what, and what is there instead."""
         return Refusal(_explain_missing(self), "expression-missing")
 
 
 class Evaluation:
-    """One evaluation: the given names, the template's own variables, and what may still be spent."""
+    """One evaluation: the given names, the template's own variables, and what may still be spent.
+
+    The templates of one JSON value share one.
+    """
 
     __slots__ = ("characters", "names", "steps", "variables")
 
@@ -156,10 +171,16 @@ def lookup_path(value: Any, path: str | int, owner: str = "the item") -> Any:
 def _explain_missing(missing: Missing) -> str:
     owner, key, value = missing.owner, missing.key, missing.value
     shown = repr(key if isinstance(key, (int, float)) else _cut(str(key)))
+    if isinstance(value, SkippedStep):
+        return (
+            f"{owner}.{key} is undefined, because that step was skipped; write '... or ...', '... | default(...)' or "
+            f"'{owner}.{key} is defined'"
+        )
     if isinstance(value, Mapping):
-        keys = sorted(str(k) for k in cast("Mapping[Any, Any]", value))
+        keys = sorted(str(k) for k in islice(cast("Mapping[Any, Any]", value), 10_000))
         there = ", ".join(repr(_cut(k)) for k in keys[:_MAX_KEYS_SHOWN]) or "nothing"
-        more = f" and {len(keys) - _MAX_KEYS_SHOWN} more" if len(keys) > _MAX_KEYS_SHOWN else ""
+        total = len(cast("Mapping[Any, Any]", value))
+        more = f" and {total - _MAX_KEYS_SHOWN} more" if total > _MAX_KEYS_SHOWN else ""
         near = difflib.get_close_matches(str(key)[:100], keys[:1000], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if not owner:
@@ -217,11 +238,11 @@ def to_json(state: Evaluation, value: Any, depth: int = 0) -> Json:
         raise Refusal("the result is nested more than 100 levels deep", "expression-limit")
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
-        state.spend(2 * len(mapping) + 1)
+        state.spend(3 * len(mapping) + 3)
         return {_object_key(state, k): to_json(state, v, depth + 1) for k, v in mapping.items()}
     if isinstance(value, (list, tuple, range)):
         items = cast("list[Any]", value)
-        state.spend(2 * len(items) + 1)
+        state.spend(len(items) + 3)
         return [to_json(state, v, depth + 1) for v in items]
     raise Refusal(f"the result is {kind_of(value)}")
 
@@ -242,21 +263,35 @@ def to_text(state: Evaluation, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return int_text(value)
+        return str(bounded(state, value))
     return dump(state, value)
 
 
-def int_text(value: int) -> str:
-    """Decimal digits of an integer of a size that Python still writes in reasonable time."""
-    if value.bit_length() > MAX_INT_BITS:
-        raise Refusal(f"an integer has more than {MAX_INT_BITS} bits", "expression-limit")
-    return str(value)
+def bounded(state: Evaluation, value: Any) -> Any:
+    """A number; an integer pays by its size, and is refused beyond `MAX_INT_BITS`."""
+    if type(value) is int and not -_SMALL < value < _SMALL:
+        bits = value.bit_length()
+        if bits > MAX_INT_BITS:
+            raise Refusal(f"an integer has more than {MAX_INT_BITS} bits", "expression-limit")
+        state.spend(bits >> 5)
+    return value
+
+
+# As `json.dumps` makes one at each call.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def dump(state: Evaluation, value: Any, indent: int | None = None) -> str:
     """JSON text of a value, its size paid for before it is made (indentation and escapes aside)."""
+    before = state.steps
     plain = to_json(state, value)
-    return state.made(json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent))
+    if indent is None:
+        text = _encode(plain)
+    else:
+        state.spend(2 * (before - state.steps))
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent)
+    state.spend(6)
+    return state.made(text)
 
 
 # Operators --------------------------------------------------------------------------------------------------
@@ -272,7 +307,7 @@ def _no_operator(word: str, left: object, right: object) -> Refusal:
 
 def add(state: Evaluation, left: Any, right: Any) -> Any:
     if _is_number(left) and _is_number(right):
-        return left + right
+        return bounded(state, bounded(state, left) + bounded(state, right))
     if isinstance(left, str) and isinstance(right, str):
         state.reserve(len(left) + len(right))
         return left + right
@@ -284,7 +319,7 @@ def add(state: Evaluation, left: Any, right: Any) -> Any:
 
 def subtract(state: Evaluation, left: Any, right: Any) -> Any:
     if _is_number(left) and _is_number(right):
-        return left - right
+        return bounded(state, bounded(state, left) - bounded(state, right))
     raise _no_operator("subtract", left, right)
 
 
@@ -307,13 +342,13 @@ def multiply(state: Evaluation, left: Any, right: Any) -> Any:
 
 def divide(state: Evaluation, left: Any, right: Any) -> Any:
     if _is_number(left) and _is_number(right):
-        return left / right
+        return bounded(state, left) / bounded(state, right)
     raise _no_operator("divide", left, right)
 
 
 def floor_divide(state: Evaluation, left: Any, right: Any) -> Any:
     if _is_number(left) and _is_number(right):
-        return left // right
+        return bounded(state, bounded(state, left) // bounded(state, right))
     raise _no_operator("divide", left, right)
 
 
@@ -321,7 +356,7 @@ def modulo(state: Evaluation, left: Any, right: Any) -> Any:
     if isinstance(left, str):
         return format_percent(state, left, right)
     if _is_number(left) and _is_number(right):
-        return left % right
+        return bounded(state, bounded(state, left) % bounded(state, right))
     raise _no_operator("take the remainder of", left, right)
 
 
@@ -341,7 +376,7 @@ def power(state: Evaluation, left: Any, right: Any) -> Any:
 def _check_bits(state: Evaluation, bits: int) -> None:
     if bits > MAX_INT_BITS:
         raise Refusal(f"it makes an integer of more than {MAX_INT_BITS} bits", "expression-limit")
-    state.spend(bits >> 6)
+    state.spend(bits >> 5)
 
 
 def equal(state: Evaluation, left: Any, right: Any) -> bool:
@@ -419,9 +454,11 @@ def format_percent(state: Evaluation, template: str, values: Any) -> str:
             value = to_text(state, value)
         elif not _is_number(value):
             raise Refusal(f"the format %{letter} takes a number and got {kind_of(value)}")
+        else:
+            bounded(state, value)
         point = "" if precision is None else f".{precision}"
         parts.append(state.made(f"%{flags}{width}{point}{letter}" % (value,)))
-        state.spend(4)
+        state.spend(8)
     if used and used < len(arguments):
         raise Refusal("there are more values than places in the format")
     parts.append(template[end:])
@@ -493,6 +530,7 @@ def call_method(
 def _call_on_text(state: Evaluation, value: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     state.spend(1 + (len(value) >> 4))
     if name in _TEXT_METHODS:
+        _pay_for_arguments(state, value, name, args)
         args = [tuple(cast("list[Any]", a)) if isinstance(a, list) else a for a in args]
         result = getattr(value, name)(*args, **kwargs)
         if isinstance(result, str):
@@ -522,6 +560,17 @@ def _call_on_text(state: Evaluation, value: str, name: str, args: list[Any], kwa
         return join_text(state, items_of(state, args[0] if args else None), value)
     hint = "; write 'text' ~ value or '%s' % value" if name in ("format", "format_map") else ""
     raise Refusal(f"text has no method {name!r} here{hint}", "expression-refused")
+
+
+def _pay_for_arguments(state: Evaluation, value: str, name: str, args: list[Any]) -> None:
+    """What some methods do for each character or item of their arguments."""
+    if name == "title":
+        state.spend(len(value) >> 3)
+    for argument in args:
+        if isinstance(argument, list):
+            weigh(state, argument)
+        elif isinstance(argument, str) and name in ("strip", "lstrip", "rstrip"):
+            state.spend(len(value) * len(argument) >> 12)
 
 
 def _call_on_object(
