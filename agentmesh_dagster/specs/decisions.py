@@ -30,7 +30,7 @@ from agentmesh_dagster.constants import GROUP_PREFIX, HANDLE_APPROVED, HANDLE_RE
 from agentmesh_dagster.errors import ApprovalError, ExpressionError
 from agentmesh_dagster.records import Json, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.fields import as_list, as_object
-from agentmesh_dagster.specs.schema import fill_and_coerce, validate_value
+from agentmesh_dagster.specs.fittings import Fit, fit_now
 
 HAPPENED: Final = "happened"
 """The call that was cut off took effect; the decision's data is its output."""
@@ -66,7 +66,7 @@ class Verdict:
     """The approval's answer where the vote closes it, as `records.Wait.answer`; None: more votes are needed."""
 
 
-def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> Verdict:
+def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups, fit: Fit = fit_now) -> Verdict:
     """Weighs a vote on an approval.
 
     Args:
@@ -74,6 +74,7 @@ def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> Verd
         votes: Those accepted before, the oldest first.
         vote: The one to weigh; `vote.at` is the present moment.
         groups: Members of the project's groups.
+        fit: Fits data to the form.
 
     Raises:
         ApprovalError: The vote is refused: `no-approval`, `already-decided`, `gate-closed`, `already-voted`,
@@ -88,7 +89,7 @@ def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> Verd
     accepted = Vote(
         by=vote.by,
         decision=decision,
-        data=_data(wait, decision, vote.data),
+        data=_data(wait, decision, vote.data, fit),
         comment=vote.comment,
         at=vote.at,
     )
@@ -144,7 +145,7 @@ def people(entries: Iterable[str], groups: Groups) -> frozenset[str]:
     return frozenset(person for entry in entries for person in _members(entry, groups))
 
 
-def check_received(wait: Wait, data: Json) -> Json:
+def check_received(wait: Wait, data: Json, fit: Fit = fit_now) -> Json:
     """The data for a suspension or an event, with the form's defaults and its types.
 
     Raises:
@@ -153,7 +154,7 @@ def check_received(wait: Wait, data: Json) -> Json:
     if wait.form_schema is None:
         _require_storable(wait, data)
         return data
-    return _fitting(wait, data)
+    return _fitting(wait, data, fit)
 
 
 def check_event(wait: Wait, data: Json) -> Json:
@@ -198,7 +199,9 @@ def received_answer(data: Json, *, by: str, at: datetime) -> dict[str, Any]:
     return {"decision": "received", "data": data, "by": by, "at": at.isoformat()}
 
 
-def timeout_answer(wait: Wait, at: datetime, votes: Sequence[Vote] = ()) -> dict[str, Any]:
+def timeout_answer(
+    wait: Wait, at: datetime, votes: Sequence[Vote] = (), fit: Fit = fit_now
+) -> dict[str, Any]:
     """The answer of a wait whose moment has come.
 
     Data that an approval by timeout would take, and that does not fit the form, approves nothing: the answer is then
@@ -208,6 +211,7 @@ def timeout_answer(wait: Wait, at: datetime, votes: Sequence[Vote] = ()) -> dict
         wait: The wait; a timer has elapsed, all else has expired.
         at: When.
         votes: Those that were given, kept where several were required.
+        fit: Fits data to the form.
     """
     if wait.kind is WaitKind.TIMER:
         return {"decision": "elapsed", "at": at.isoformat()}
@@ -216,7 +220,7 @@ def timeout_answer(wait: Wait, at: datetime, votes: Sequence[Vote] = ()) -> dict
         decision = HANDLE_REJECTED
     elif wait.on_timeout == "approve":
         try:
-            data = _data(wait, HANDLE_APPROVED, wait.timeout_data)
+            data = _data(wait, HANDLE_APPROVED, wait.timeout_data, fit)
             decision = HANDLE_APPROVED
         except ApprovalError as refusal:
             comment = f"Not approved by timeout: {refusal.message}"
@@ -312,11 +316,11 @@ def _word(value: Json) -> str:
     return repr(value[:60]) if isinstance(value, str) else "this value"
 
 
-def _data(wait: Wait, decision: Json, data: Json) -> Json:
+def _data(wait: Wait, decision: Json, data: Json, fit: Fit) -> Json:
     _require_storable(wait, data)
     if wait.kind is WaitKind.UNKNOWN and decision == HAPPENED:
         # It is the output of a call, of any type.
-        return data if wait.form_schema is None else _fitting(wait, data)
+        return data if wait.form_schema is None else _fitting(wait, data, fit)
     needs_form = wait.kind is not WaitKind.UNKNOWN and decision != HANDLE_REJECTED
     if data is None and needs_form:
         if wait.kind is WaitKind.TOOL:
@@ -326,16 +330,15 @@ def _data(wait: Wait, decision: Json, data: Json) -> Json:
         raise _unfit(wait, [{"path": "$", "message": "must be an object"}])
     if not needs_form or wait.form_schema is None:
         return cast("Json", data)
-    return _fitting(wait, {} if data is None else data)
+    return _fitting(wait, {} if data is None else data, fit)
 
 
-def _fitting(wait: Wait, data: Json) -> Json:
+def _fitting(wait: Wait, data: Json, fit: Fit) -> Json:
     _require_storable(wait, data)
-    filled = fill_and_coerce(wait.form_schema, data)
-    issues = validate_value(wait.form_schema, filled)
-    if issues:
-        raise _unfit(wait, [{"path": issue.path, "message": issue.message} for issue in issues])
-    return filled
+    fitted = fit(wait.form_schema, data)
+    if fitted.issues:
+        raise _unfit(wait, list(fitted.issues))
+    return fitted.data
 
 
 def _require_storable(wait: Wait, data: Json) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.records import Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.decisions import timeout_answer
+from agentmesh_dagster.specs.fittings import Fit, Fittings
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.run_rows import insert_events, lock_runs
 from agentmesh_dagster.store.tables import waits
@@ -40,16 +41,25 @@ def settle_due(database: Database, clock: Clock, project: str, now: datetime, li
     with database.read() as connection:
         run_ids = list(dict.fromkeys(connection.execute(query).scalars()))
     settled: list[Wait] = []
+    fittings = Fittings()
     for start in range(0, len(run_ids), _CHUNK):
-        with database.write() as connection:
-            settled.extend(
-                _settle_runs(connection, database, clock, project, run_ids[start : start + _CHUNK], now)
-            )
+
+        def settle(fit: Fit, chunk: list[str] = run_ids[start : start + _CHUNK]) -> list[Wait]:
+            with database.write() as connection:
+                return _settle_runs(connection, database, clock, project, chunk, now, fit)
+
+        settled.extend(fittings.repeated(settle))
     return settled
 
 
 def _settle_runs(
-    connection: Connection, database: Database, clock: Clock, project: str, run_ids: list[str], now: datetime
+    connection: Connection,
+    database: Database,
+    clock: Clock,
+    project: str,
+    run_ids: list[str],
+    now: datetime,
+    fit: Fit,
 ) -> list[Wait]:
     lock_runs(connection, run_ids)
     due = (
@@ -62,13 +72,15 @@ def _settle_runs(
         # Read one by one, because a gate that expires may close the next one.
         wait = load_wait(connection, wait_id)
         if wait is not None and wait.status is WaitStatus.OPEN:
-            settled.append(_settle(connection, database, clock, wait, now))
+            settled.append(_settle(connection, database, clock, wait, now, fit))
     return settled
 
 
-def _settle(connection: Connection, database: Database, clock: Clock, wait: Wait, now: datetime) -> Wait:
+def _settle(
+    connection: Connection, database: Database, clock: Clock, wait: Wait, now: datetime, fit: Fit
+) -> Wait:
     if wait.deadline_at is not None and wait.deadline_at <= now:
-        return _expire(connection, database, clock, wait, now)
+        return _expire(connection, database, clock, wait, now, fit)
     if wait.remind_at is not None and wait.remind_at <= now:
         wait = replace(wait, remind_at=None)
         add_notices(connection, clock, wait, "reminder", now)
@@ -82,9 +94,11 @@ def _settle(connection: Connection, database: Database, clock: Clock, wait: Wait
     return wait
 
 
-def _expire(connection: Connection, database: Database, clock: Clock, wait: Wait, now: datetime) -> Wait:
+def _expire(
+    connection: Connection, database: Database, clock: Clock, wait: Wait, now: datetime, fit: Fit
+) -> Wait:
     is_timer = wait.kind is WaitKind.TIMER
-    answer = timeout_answer(wait, now, load_votes(connection, wait.id))
+    answer = timeout_answer(wait, now, load_votes(connection, wait.id), fit)
     closed = close_wait(
         connection,
         wait,

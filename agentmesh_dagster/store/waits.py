@@ -21,6 +21,7 @@ from agentmesh_dagster.specs.decisions import (
     require_open,
     weigh,
 )
+from agentmesh_dagster.specs.fittings import Fit, Fittings
 from agentmesh_dagster.store.audit import write_audit
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.groups import load_groups
@@ -138,9 +139,13 @@ class Waits:
             StoreError: The comment has a NUL character (code `nul-character`).
         """
         refuse_nul({"comment": vote.comment}, "a decision")
-        with self._database.write() as connection:
-            self._database.require_project(connection, project)
-            outcome = self._decide(connection, project, wait_id, vote, binding)
+
+        def decide(fit: Fit) -> Wait | ApprovalError:
+            with self._database.write() as connection:
+                self._database.require_project(connection, project)
+                return self._decide(connection, project, wait_id, vote, binding, fit)
+
+        outcome = Fittings().repeated(decide)
         if isinstance(outcome, ApprovalError):
             raise outcome
         return outcome
@@ -211,7 +216,13 @@ class Waits:
         return settle_due(self._database, self._clock, project, now, limit)
 
     def _decide(
-        self, connection: Connection, project: str, wait_id: str, vote: Vote, binding: str | None
+        self,
+        connection: Connection,
+        project: str,
+        wait_id: str,
+        vote: Vote,
+        binding: str | None,
+        fit: Fit,
     ) -> Wait | ApprovalError:
         try:
             found = _find(connection, project, wait_id)
@@ -221,13 +232,15 @@ class Waits:
         lock_runs(connection, [found.run_id])
         wait = load_wait(connection, found.id) or found
         try:
-            verdict = self._weigh(connection, wait, vote, binding)
+            verdict = self._weigh(connection, wait, vote, binding, fit)
         except ApprovalError as refusal:
             self._record_refusal(connection, project, wait, wait_id, vote, refusal)
             return refusal
         return self._accept(connection, wait, verdict)
 
-    def _weigh(self, connection: Connection, wait: Wait, vote: Vote, binding: str | None) -> Verdict:
+    def _weigh(
+        self, connection: Connection, wait: Wait, vote: Vote, binding: str | None, fit: Fit
+    ) -> Verdict:
         if wait.kind is WaitKind.SUSPEND:
             require_open(wait, vote.at)
             if vote.decision is not None:
@@ -238,7 +251,7 @@ class Waits:
                     path=wait.step_key,
                     context={"approval": wait.id},
                 )
-            data = check_received(wait, vote.data)
+            data = check_received(wait, vote.data, fit)
             by = _printable(vote.by)
             answer = received_answer(data, by=by, at=vote.at)
             return Verdict(vote=replace(vote, by=by, decision=answer["decision"], data=data), answer=answer)
@@ -246,7 +259,7 @@ class Waits:
             require_open(wait, vote.at)
             require_binding(wait, binding)
         groups = load_groups(connection, wait.project)
-        return weigh(wait, load_votes(connection, wait.id), vote, groups)
+        return weigh(wait, load_votes(connection, wait.id), vote, groups, fit)
 
     def _accept(self, connection: Connection, wait: Wait, verdict: Verdict) -> Wait:
         vote = verdict.vote
