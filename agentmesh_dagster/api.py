@@ -182,12 +182,14 @@ def execute_workflow(
         NeverStarted: The Dagster run ended before its first step.
     """
     from agentmesh_dagster.orchestration.continuation import pinned_job
-    from agentmesh_dagster.orchestration.launch import fitted_input, published_workflow, with_end
+    from agentmesh_dagster.orchestration.launch import admitted, with_end
     from agentmesh_dagster.orchestration.local_run import run_here
 
     root = _root(agentmesh)
-    publication = published_workflow(agentmesh.store(), agentmesh.project, "workflow", slug)
-    value = cast("dict[str, Json]", fitted_input(publication, input or {}, name="the input"))
+    publication, fitted = admitted(
+        agentmesh.store(), agentmesh.project, "workflow", slug, input or {}, by=by, name="the input"
+    )
+    value = cast("dict[str, Json]", fitted)
     job = pinned_job(root, publication)
     every = {**(tags or {}), TAG_SOURCE: RunSource.API.value, "user": by}
     with open_instance(dagster_home(root)) if instance is None else nullcontext(instance) as opened:
@@ -222,7 +224,7 @@ def launch_workflow(
         NotFound: There is no such workflow, or no webserver is named (code `no-webserver`).
         WebserverError: The webserver does not answer, does not offer the job yet, or refused.
     """
-    from agentmesh_dagster.orchestration.launch import fitted_input, launch_by_webserver, published_workflow
+    from agentmesh_dagster.orchestration.launch import admitted, launch_by_webserver
 
     url = webserver or os.environ.get(ENV_DAGSTER_URL)
     if not url:
@@ -230,8 +232,10 @@ def launch_workflow(
             f"no webserver is named: pass `webserver=` or set {ENV_DAGSTER_URL}, such as http://127.0.0.1:3000",
             code="no-webserver",
         )
-    publication = published_workflow(agentmesh.store(), agentmesh.project, "workflow", slug)
-    value = cast("dict[str, Json]", fitted_input(publication, input or {}, name="the input"))
+    _, fitted = admitted(
+        agentmesh.store(), agentmesh.project, "workflow", slug, input or {}, by=by, name="the input"
+    )
+    value = cast("dict[str, Json]", fitted)
     every = {**(tags or {}), TAG_SOURCE: RunSource.API.value, "user": by}
     return launch_by_webserver(url, job_name("workflow", slug), value, every)
 

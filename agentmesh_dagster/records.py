@@ -283,7 +283,7 @@ class Audit:
     actor: str
     action: str
     """`import`, `edit`, `publish`, `unpublish`, `delete`, `activate`, `deactivate`, `copy`; of runs `cancel`, `retry`,
-    `decision`, `decision-refused`."""
+    `decision`, `decision-refused`, `launch-refused`."""
     entity: str
     """`<kind>/<slug>`, `run/<id>`, `group/<name>`; of a decision on nothing known `approval/<id as given>`."""
     version: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentmesh_dagster.errors import DefinitionError
-from agentmesh_dagster.settings import STATE_FOLDER, dagster_home
+from agentmesh_dagster.settings import STATE_FOLDER, dagster_home, make_private
 
 DAGSTER_YAML = """\
 telemetry:
@@ -173,8 +173,9 @@ def scaffold(folder: Path, *, postgres: bool = False, environ: Mapping[str, str]
             code="file-exists",
         )
     for path, text in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         path.write_text(text, encoding="utf-8")
+        path.chmod(0o600)
     return list(paths)
 
 

@@ -25,6 +25,20 @@ def project_root(start: Path | None = None) -> Path:
     return next((folder for folder in (here, *here.parents) if (folder / WORKSPACE_FILE).is_file()), here)
 
 
+def make_private(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, for their owner alone; only `.agentmesh` is changed later.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not folder.is_dir():
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)
+    elif folder.name == STATE_FOLDER and folder.stat().st_uid == os.getuid():
+        folder.chmod(0o700)
+
+
 def dagster_home(root: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """`$DAGSTER_HOME`, or `.agentmesh/` of the project."""
     home = environ.get("DAGSTER_HOME")

@@ -105,11 +105,11 @@ class TestJoins:
         skipped = [e for e in result.events if e.type == "step.skipped"]
         assert sorted(e.step_key for e in skipped) == ["b1", "b2", "b3"]
 
-    def test_a_join_sees_the_skipped_side_as_null(self):
+    def test_a_join_sees_the_skipped_side_as_undefined(self):
         end = {
             "id": "end",
             "type": "end",
-            "config": {"output": "{{ [steps.a.output, steps.b.output, steps.b.status] }}"},
+            "config": {"output": "{{ [steps.a.output, steps.b.output | default(none), steps.b.status] }}"},
         }
         workflow = graph(["start", "a", "b", end], ["start>a", ("start>b", "false"), "a>end", "b>end"])
         assert run(workflow).run.output == ["a", None, "skipped"]

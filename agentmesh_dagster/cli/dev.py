@@ -12,7 +12,7 @@ import click
 from agentmesh_dagster.cli.context import CliContext, pass_cli
 from agentmesh_dagster.constants import ENV_DAGSTER_URL
 from agentmesh_dagster.errors import DefinitionError
-from agentmesh_dagster.settings import WORKSPACE_FILE, dagster_home, database_url
+from agentmesh_dagster.settings import WORKSPACE_FILE, dagster_home, database_url, make_private
 
 
 @click.command()
@@ -37,7 +37,7 @@ def dev(cli: CliContext, host: str, port: int) -> None:
         )
     _check_port(host, port)
     home = dagster_home(cli.root)
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     write_dagster_yaml(home)
     open_store(database_url(cli.root), upgrade=True).close()
     url = f"http://{host}:{port}"

@@ -107,6 +107,8 @@ def agentmesh(ctx: click.Context, project: str | None) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """The entry point: runs the command and exits."""
     arguments = list(sys.argv[1:] if args is None else args)
+    # What a command and the processes that it starts write is its user's alone.
+    os.umask(0o077)
     try:
         code = agentmesh.main(args=arguments, prog_name="agentmesh", standalone_mode=False)
     except click.exceptions.Abort:

@@ -57,10 +57,9 @@ def run(
     canceled, or what runs at its end failed.
     """
     value = read_json_option(input_text, "--input")
-    from agentmesh_dagster.orchestration.launch import fitted_input, published_workflow
+    from agentmesh_dagster.orchestration.launch import admitted
 
-    publication = published_workflow(cli.store(), cli.project, kind, slug)
-    value = fitted_input(publication, value)
+    publication, value = admitted(cli.store(), cli.project, kind, slug, value, by=actor())
     report_result(
         cli, _run_here(cli, publication, value, _tags(tags), show=_shows_progress(as_json)), as_json=as_json
     )

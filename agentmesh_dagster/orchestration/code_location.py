@@ -49,6 +49,7 @@ def build_code_location(
     default_executor: dg.ExecutorDefinition = agentmesh_executor,
     link: Callable[[LiveJob], str] | None = None,
     pin_retention_d: float = 30,
+    decide_job: bool = True,
     name: str = "__repository__",
 ) -> dg.RepositoryDefinition:
     """A repository with a job for every live workflow of a project, and one for every older publication in use.
@@ -64,6 +65,8 @@ def build_code_location(
         default_executor: The executor of workflows whose settings name none.
         link: Gives the URL of a job's source, shown in the UI.
         pin_retention_d: For how many days after the failure of a run the job of its publication stays.
+        decide_job: Whether `agentmesh_decide` is offered. Its `by` is what the launcher writes: leave it out where
+            whoever may launch jobs may not decide in another's name.
         name: The repository's name; by default Dagster's own for a location's only one, which its UI leaves out.
 
     Raises:
@@ -103,7 +106,8 @@ def build_code_location(
     pinned = pinned_jobs(agentmesh.store(), agentmesh.project, live.values(), pin_retention_d=pin_retention_d)
     found: dict[str, Any] = {job: lazy_job(job, each.publication_id) for job, each in live.items()}
     found |= {job: lazy_job(job, publication_id) for publication_id, job in pinned.items()}
-    found[DECIDE_JOB] = lambda: build_decide_job(agentmesh)
+    if decide_job:
+        found[DECIDE_JOB] = lambda: build_decide_job(agentmesh)
     found[FINALIZE_JOB] = lambda: build_finalize_job(agentmesh)
     for job in jobs:
         if job.name in found:

@@ -19,7 +19,7 @@ import dagster as dg
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.compiler.levels import op_names
 from agentmesh_dagster.constants import GATE_SENSOR, TAG_CLAIM, TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
-from agentmesh_dagster.errors import RunRefused, StoreError
+from agentmesh_dagster.errors import NodeError, RunRefused, StoreError
 from agentmesh_dagster.orchestration.run_tags import holder_tags, stated_holder, stated_max_retries
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
@@ -292,7 +292,18 @@ class Host:
         launch = await asyncio.to_thread(construct_launch, run, steps, instance)
         if is_step_process:
             launch = replace(launch, works_under=stated_holder(run.run_id, tags))
-        session = await open_session(self.environment, pinned, launch, dict(run.run_config))
+        try:
+            session = await open_session(self.environment, pinned, launch, dict(run.run_config))
+        except (RunRefused, NodeError) as refusal:
+            await asyncio.to_thread(
+                self.agentmesh.store().audit.add,
+                self.agentmesh.project,
+                "launch-refused",
+                actor=launch.triggered_by or "dagster",
+                entity=f"workflow/{pinned.workflow.slug}",
+                detail={"code": refusal.code, "dagster_run_id": run.run_id},
+            )
+            raise
         # Copied from a parent, or missing: each Dagster run says for itself whose work it does.
         own = {TAG_RUN_ID: session.run.id, TAG_STATUS: RunStatus.RUNNING.value}
         if launch.works_under is None:

@@ -95,6 +95,34 @@ def fitted_input(publication: Publication, value: Json, *, name: str = "--input"
     return fitted
 
 
+def admitted(
+    store: Store, project: str, kind: str, slug: str, value: Json, *, by: str, name: str = "--input"
+) -> tuple[Publication, Json]:
+    """What a launch runs, and with which input; a launch that is refused is in the audit, without its input.
+
+    Args:
+        store: The project's.
+        project: Its slug.
+        kind: Of the definition.
+        slug: Of the definition.
+        value: The input.
+        by: Who launches it.
+        name: What errors call the input.
+
+    Raises:
+        DefinitionError: See `published_workflow` and `fitted_input`.
+        NotFound: There is no such definition.
+    """
+    try:
+        publication = published_workflow(store, project, kind, slug)
+        return publication, fitted_input(publication, value, name=name)
+    except AgentMeshError as refusal:
+        store.audit.add(
+            project, "launch-refused", actor=by, entity=f"{kind}/{slug[:200]}", detail={"code": refusal.code}
+        )
+        raise
+
+
 def claimed(store: Store, run: Run, reason: str) -> Claim:
     """Claims a run, so that nobody else continues it.
 

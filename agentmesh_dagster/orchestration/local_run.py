@@ -17,7 +17,7 @@ from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.reconcile import find_run, reconcile_run
 from agentmesh_dagster.records import Json, Run
 from agentmesh_dagster.scaffold import write_dagster_yaml
-from agentmesh_dagster.settings import WORKSPACE_FILE
+from agentmesh_dagster.settings import WORKSPACE_FILE, make_private
 from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.names import job_name
 
@@ -130,7 +130,7 @@ def run_here(
 
 def open_instance(home: Path) -> dg.DagsterInstance:
     """The Dagster instance of a project; its home is made if need be."""
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     write_dagster_yaml(home)
     os.environ["DAGSTER_HOME"] = str(home)
     return dg.DagsterInstance.get()

@@ -20,6 +20,7 @@ not agreed.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,17 +229,32 @@ def timeout_answer(
     return {**answer, "votes": [_vote_json(v) for v in votes]} if wait.required > 1 else answer
 
 
+def is_same_name(one: str, other: str) -> bool:
+    """Whether two names are one person's: case, white space and Unicode's compatible forms do not tell people apart."""
+    return _normalized(one) == _normalized(other)
+
+
+def _normalized(name: str) -> str:
+    # Twice: folding the case of a compatible form may give another one.
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return " ".join(folded.split())
+
+
 # Voters -----------------------------------------------------------------------------------------------------
 
 
 def _require_voter(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> None:
     if not vote.by.strip() or len(vote.by) > _MAX_NAME or not vote.by.isprintable():
         raise _refusal(wait, "not-assignee", f"a vote needs the voter's name, at most {_MAX_NAME} characters")
+    if vote.by != vote.by.strip():
+        raise _refusal(
+            wait, "not-assignee", f"the voter's name {vote.by!r} begins or ends with a space; remove it"
+        )
     for earlier in votes:
-        if earlier.by == vote.by:
+        if is_same_name(earlier.by, vote.by):
             when = earlier.at.isoformat(timespec="seconds")
             raise _refusal(wait, "already-voted", f"{vote.by} has voted already, at {when}")
-    if wait.separation and vote.by == wait.launcher:
+    if wait.separation and is_same_name(vote.by, wait.launcher):
         raise _refusal(wait, "separation", f"{vote.by} launched the run and may not decide on it")
     if not wait.assignees:
         return
@@ -402,8 +418,11 @@ def _to_come(wait: Wait, votes: Sequence[Vote], at: datetime, groups: Groups) ->
     """How many votes can still be given."""
     if wait.ordered:
         return max(len(wait.assignees) - len(votes), 0)
-    pool = people(_entries(wait, at), groups) - {vote.by for vote in votes}
-    return len(pool - {wait.launcher} if wait.separation else pool)
+    gone = {_normalized(vote.by) for vote in votes} | (
+        {_normalized(wait.launcher)} if wait.separation else set()
+    )
+    pool = {_normalized(person) for person in people(_entries(wait, at), groups)}
+    return len(pool - gone)
 
 
 def _closing(wait: Wait, vote: Vote, decision: Json, votes: Sequence[Vote]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from agentmesh_dagster.errors import NotFound, StoreError
+from agentmesh_dagster.settings import make_private
 from agentmesh_dagster.store import tables
 from agentmesh_dagster.store.columns import from_text, to_text
 from agentmesh_dagster.store.failures import shown_url, store_error
@@ -52,6 +53,12 @@ def parse_url(text: str) -> URL:
             code="bad-url",
         ) from None
     backend = url.drivername.partition("+")[0]
+    if backend != "sqlite" and _has_stray_at(url):
+        raise StoreError(
+            "the database URL has more than one '@': write one that belongs to the user or the password as %40, and "
+            "'/', ':', '?' and '#' in them as %2F, %3A, %3F and %23",
+            code="bad-url",
+        )
     if backend in ("postgresql", "postgres"):
         # Whatever driver the URL names: the journal sends several statements in one message, as psycopg2 can.
         return url.set(drivername="postgresql+psycopg2")
@@ -66,6 +73,11 @@ def parse_url(text: str) -> URL:
             code="bad-url",
         )
     return url
+
+
+def _has_stray_at(url: URL) -> bool:
+    """Whether a part of the password was read as host, database or option, which errors would show."""
+    return any("@" in part for part in (url.host or "", url.database or "", *url.query))
 
 
 class Database:
@@ -189,7 +201,7 @@ class Database:
             return
         folder = Path(self.url.database or "").parent
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
         except OSError as error:
             raise StoreError(
                 f"the folder of the database {self.shown} cannot be made: {error.strerror}",
@@ -220,9 +232,17 @@ class Database:
             hide_parameters=True,
             connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, "isolation_level": None},
         )
+        path = Path(self.url.database or "")
+        event.listen(engine, "do_connect", lambda *_: _create_sqlite(path))
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
+
+
+def _create_sqlite(path: Path) -> None:
+    """Makes a database's file readable by its owner alone; SQLite gives its WAL the same mode."""
+    with suppress(OSError):  # it is there already, or cannot be made: connecting says why
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
