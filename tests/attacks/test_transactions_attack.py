@@ -91,7 +91,8 @@ def test_what_answers_a_suspension(store: Store, writes_meanwhile: Callable[[], 
 def test_an_event_that_is_sent(store: Store, writes_meanwhile: Callable[[], int]) -> None:
     first = event_wait("first")
     open_wait(store, first)
-    assert store.waits.send_event("default", "paid", "7", MISFIT).completed == ()
+    with pytest.raises(ApprovalError, match="must match the regular expression"):
+        store.waits.send_event("default", "paid", "7", MISFIT)
     assert store.waits.send_event("default", "paid", "7", FITS).completed == (first.id,)
     assert writes_meanwhile() == 2
     assert [e.type for e in store.runs.events("run-1")].count("event.refused") == 1
