@@ -418,9 +418,9 @@ def _to_come(wait: Wait, votes: Sequence[Vote], at: datetime, groups: Groups) ->
     """How many votes can still be given."""
     if wait.ordered:
         return max(len(wait.assignees) - len(votes), 0)
-    gone = {_normalized(vote.by) for vote in votes} | (
-        {_normalized(wait.launcher)} if wait.separation else set()
-    )
+    gone = {_normalized(vote.by) for vote in votes}
+    if wait.separation:
+        gone.add(_normalized(wait.launcher))
     pool = {_normalized(person) for person in people(_entries(wait, at), groups)}
     return len(pool - gone)
 
