@@ -6,6 +6,7 @@ import pytest
 from store_samples import a_step, at
 
 from agentmesh_dagster.cli.run_view import print_trace
+from agentmesh_dagster.records import StepStatus
 
 # Each with its parent, in the order of their beginnings.
 KEYS = (
@@ -40,3 +41,31 @@ def test_items_stand_in_their_order_and_what_follows_an_end_comes_last(capsys: p
     )
     shown = [line.partition("─ ")[2].split()[0] for line in capsys.readouterr().out.splitlines()]
     assert shown == ["each", "each[a]", "each[b]", "each[c]", "@on_failure/tell"]
+
+
+def test_a_skipped_step_follows_the_steps_that_did_not_lead_to_it(capsys: pytest.CaptureFixture[str]):
+    skipped = {"status": StepStatus.SKIPPED, "started_at": None, "queued_at": at(90)}
+    print_trace(
+        [
+            a_step("start", started_at=at(1)),
+            a_step("size", started_at=at(2), predecessor_keys=("start",)),
+            a_step("pay", started_at=at(3), predecessor_keys=("size",)),
+            a_step("paid", started_at=at(4), predecessor_keys=("pay",)),
+            a_step("declined", predecessor_keys=("review",), **skipped),
+            a_step("review", predecessor_keys=("size",), **skipped),
+        ]
+    )
+    shown = [line.partition("─ ")[2].split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["start", "size", "review", "declined", "pay", "paid"]
+
+
+def test_item_keys_are_shown_as_they_were_written(capsys: pytest.CaptureFixture[str]):
+    print_trace(
+        [
+            a_step("g", started_at=at(1)),
+            a_step("g[%E6%BC%A2]", started_at=at(2), parent_key="g", kind="item", iteration_index=0),
+            a_step("g[a%0Ab]", started_at=at(2), parent_key="g", kind="item", iteration_index=1),
+        ]
+    )
+    shown = [line.partition("─ ")[2].split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["g", "g[漢]", "g[a%0Ab]"]

@@ -11,6 +11,7 @@ from agentmesh_dagster.cli.context import CliContext, actor, print_json
 from agentmesh_dagster.cli.run import (
     finalize_here,
     open_dagster,
+    report_continued,
     report_result,
     report_run,
     resume_here,
@@ -78,7 +79,7 @@ def resume_run(cli: CliContext, run: Run, answer: Answer | None, *, as_json: boo
             ) from error
         _report_elsewhere(cli, run, as_json=as_json)
         return
-    report_result(cli, result, as_json=as_json)
+    report_continued(cli, result, as_json=as_json)
 
 
 def _resume(cli: CliContext, run: Run, *, as_json: bool) -> None:
@@ -96,7 +97,7 @@ def _resume(cli: CliContext, run: Run, *, as_json: bool) -> None:
         if error.code == "nothing-to-resume":
             raise _with_waits(cli, run) from error
         raise
-    report_result(cli, result, as_json=as_json)
+    report_continued(cli, result, as_json=as_json)
 
 
 def _why_not(run: Run) -> str:

@@ -21,7 +21,14 @@ from agentmesh_dagster.cli.context import (
     print_json,
     read_json_option,
 )
-from agentmesh_dagster.cli.run_view import load_shown, print_run, run_json, steps_table
+from agentmesh_dagster.cli.run_view import (
+    Shown,
+    load_shown,
+    print_continued,
+    print_run,
+    run_json,
+    steps_table,
+)
 from agentmesh_dagster.errors import AgentMeshError, StoreError
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 
@@ -65,18 +72,25 @@ def run(
     )
 
 
+def report_continued(cli: CliContext, result: LocalRun, *, as_json: bool) -> None:
+    """As `report_result`, of a run that has gone on: for people, the steps that are new."""
+    report_run(cli, result.started_run, as_json=as_json, show=print_continued)
+
+
 def report_result(cli: CliContext, result: LocalRun, *, as_json: bool) -> None:
     """Prints a run with its steps and what it waits for; exits with 1 when it failed or was canceled."""
     report_run(cli, result.started_run, as_json=as_json)
 
 
-def report_run(cli: CliContext, run: Run, *, as_json: bool) -> None:
+def report_run(
+    cli: CliContext, run: Run, *, as_json: bool, show: Callable[[Shown], None] = print_run
+) -> None:
     """Prints a run; exits with 1 when it failed or was canceled, or its `on_failure` or `finally` failed."""
     shown = load_shown(cli.store(), run)
     if as_json:
         print_json(run_json(shown))
     else:
-        print_run(shown)
+        show(shown)
     is_fine = run.status in (RunStatus.SUCCEEDED, RunStatus.WAITING) and shown.finalize_error is None
     if not is_fine:
         raise click.exceptions.Exit(1)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import click
 
@@ -139,7 +140,10 @@ class Branch:
 
 
 def step_tree(steps: Iterable[Step]) -> tuple[Branch, ...]:
-    """The steps as they happened, each below its parent; skipped ones and those of an end come last among siblings."""
+    """The steps as they happened, each below its parent.
+
+    A skipped step follows the last of the steps that did not lead to it; those of an end come last among siblings.
+    """
     every = {step.key: step for step in steps}
     below: dict[str | None, list[Step]] = {}
     for step in every.values():
@@ -148,7 +152,7 @@ def step_tree(steps: Iterable[Step]) -> tuple[Branch, ...]:
     def branches(parent: str | None, depth: int) -> tuple[Branch, ...]:
         return tuple(
             Branch(step=step, depth=depth, below=branches(step.key, depth + 1))
-            for step in sorted(below.get(parent, ()), key=_place)
+            for step in _siblings(below.get(parent, ()))
         )
 
     return branches(None, 0)
@@ -164,6 +168,27 @@ def flat(branches: Iterable[Branch]) -> Iterator[Branch]:
     for branch in branches:
         yield branch
         yield from flat(branch.below)
+
+
+def _siblings(steps: Sequence[Step]) -> list[Step]:
+    """Steps of one level in their order."""
+    skipped = [step for step in steps if step.status is StepStatus.SKIPPED and step.iteration_index is None]
+    aside = {step.key for step in skipped if step.predecessor_keys}
+    placed = sorted((step for step in steps if step.key not in aside), key=_place)
+    waiting = sorted((step for step in skipped if step.key in aside), key=_place)
+    while waiting:
+        keys = {step.key for step in waiting}
+        # Behind other skipped ones where they hang on these; a loop of edges cannot be.
+        ready = [step for step in waiting if keys.isdisjoint(step.predecessor_keys)] or waiting
+        for step in ready:
+            before = [index for index, each in enumerate(placed) if each.key in step.predecessor_keys]
+            at = max(before, default=len(placed) - 1) + 1
+            # Those that hang on the same step keep their order.
+            while at < len(placed) and placed[at].key in aside and before:
+                at += 1
+            placed.insert(at, step)
+        waiting = [step for step in waiting if step not in ready]
+    return placed
 
 
 def _place(step: Step) -> tuple[object, ...]:
@@ -198,19 +223,49 @@ def steps_table(steps: Iterable[Step]) -> Table:
     return table
 
 
+def print_continued(shown: Shown) -> None:
+    """A run that has gone on, with the steps that are new."""
+    kept = [step for step in shown.steps if not shown.is_replayed(step)]
+    needed = {key for step in kept for key in _above(step, shown)} | {step.key for step in kept}
+    steps = [step for step in shown.steps if step.key in needed]
+    before = len(shown.steps) - len(steps)
+    _print_steps(steps)
+    if before:
+        click.echo(
+            f"{before} {'step' if before == 1 else 'steps'} had finished before: `agentmesh runs show` has all"
+        )
+    _print_outcome(shown)
+
+
+def _above(step: Step, shown: Shown) -> Iterator[str]:
+    by_key = {each.key: each for each in shown.steps}
+    parent = step.parent_key
+    while parent is not None and parent in by_key:
+        yield parent
+        parent = by_key[parent].parent_key
+
+
 def print_run(shown: Shown) -> None:
     """A run with its steps and what it waits for, for people."""
-    run, waits = shown.run, shown.waits
+    _print_steps(shown.steps)
+    _print_outcome(shown)
+
+
+def _print_steps(steps: Sequence[Step]) -> None:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        Console().print(steps_table(shown.steps))
+        Console().print(steps_table(steps))
     else:
         print_table(
             ("step", "type", "status", "time", "tokens"),
-            [_cells(branch) for branch in flat(step_tree(shown.steps))],
+            [_cells(branch) for branch in flat(step_tree(steps))],
             empty="no steps",
         )
+
+
+def _print_outcome(shown: Shown) -> None:
+    run, waits = shown.run, shown.waits
     duration = f" in {run.duration_ms / 1000:.2f} s" if run.duration_ms is not None else ""
     tokens = f"{run.input_tokens} tokens in, {run.output_tokens} out"
     click.echo()
@@ -361,11 +416,18 @@ def run_facts(run: Run) -> dict[str, Json]:
 
 def _cells(branch: Branch) -> tuple[str, str, str, str, str]:
     step = branch.step
-    shown = "  " * branch.depth + (_key_below(step.key, step.parent_key) if branch.depth else step.key)
+    name = _key_below(step.key, step.parent_key) if branch.depth else step.key
+    shown = "  " * branch.depth + _readable(name)
     time = "-" if step.duration_ms is None else f"{step.duration_ms / 1000:.2f} s"
     tokens = f"{step.input_tokens}+{step.output_tokens}" if step.input_tokens or step.output_tokens else "-"
     kind = step.model_used or (step.node_type if step.kind == "node" else step.kind)
     return shown, cell(kind), step.status.value, time, tokens
+
+
+def _readable(key: str) -> str:
+    """A step key with the keys of items as their author wrote them: `g[漢]`, and not `g[%E6%BC%A2]`."""
+    text = unquote(key)
+    return text if text.isprintable() else key
 
 
 def _key_below(key: str, parent: str | None) -> str:

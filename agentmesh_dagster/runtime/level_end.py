@@ -150,7 +150,7 @@ async def _skipped(session: RunSession, scope: Scope, node_id: str) -> Step:
 
 
 def skipped_row(session: RunSession, scope: Scope, node_id: str) -> Step:
-    """The row of a node that the run goes past."""
+    """The row of a node that the run goes past; its predecessors are the nodes that did not lead to it."""
     node = scope.graph.nodes[node_id]
     now = session.environment.clock.now()
     return Step(
@@ -160,6 +160,9 @@ def skipped_row(session: RunSession, scope: Scope, node_id: str) -> Step:
         node_type=node.type,
         node_name=node.name,
         parent_key=scope.owner_key,
+        predecessor_keys=tuple(
+            dict.fromkeys(scope.key(edge.source) for edge in scope.graph.incoming[node_id])
+        ),
         status=StepStatus.SKIPPED,
         queued_at=now,
         finished_at=now,
