@@ -30,11 +30,12 @@ if TYPE_CHECKING:
         send_event,
         unpublish_document,
     )
+    from agentmesh_dagster.deployment import AllowedSecret, Endpoint, MailServer
     from agentmesh_dagster.errors import AgentMeshError
+    from agentmesh_dagster.orchestration.agentmesh import AgentMesh
     from agentmesh_dagster.orchestration.code_location import build_code_location
     from agentmesh_dagster.orchestration.executor import agentmesh_executor
     from agentmesh_dagster.orchestration.gate_sensor import build_gate_sensor, build_gate_sensors
-    from agentmesh_dagster.orchestration.host import AgentMesh
     from agentmesh_dagster.orchestration.sensors import build_reconciler_sensor, build_run_status_sensors
     from agentmesh_dagster.runtime.step_context import StepContext
 
@@ -43,6 +44,9 @@ __version__ = "0.1.0"
 __all__ = [
     "AgentMesh",
     "AgentMeshError",
+    "AllowedSecret",
+    "Endpoint",
+    "MailServer",
     "StepContext",
     "__version__",
     "agentmesh_executor",
@@ -72,8 +76,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentMesh": "agentmesh_dagster.orchestration.host",
+    "AgentMesh": "agentmesh_dagster.orchestration.agentmesh",
     "AgentMeshError": "agentmesh_dagster.errors",
+    "AllowedSecret": "agentmesh_dagster.deployment",
+    "Endpoint": "agentmesh_dagster.deployment",
+    "MailServer": "agentmesh_dagster.deployment",
     "StepContext": "agentmesh_dagster.runtime.step_context",
     "agentmesh_executor": "agentmesh_dagster.orchestration.executor",
     "build_code_location": "agentmesh_dagster.orchestration.code_location",

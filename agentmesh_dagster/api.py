@@ -397,7 +397,7 @@ def cancel_run(
 
 
 def _authoring(agentmesh: AgentMesh, by: str) -> Authoring:
-    return Authoring(agentmesh.store(), agentmesh.project, actor=by)
+    return Authoring(agentmesh.store(), agentmesh.project, actor=by, deployment=agentmesh.deployment)
 
 
 def _root(agentmesh: AgentMesh) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentmesh_dagster.constants import GROUP_DEFINITIONS
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.errors import DefinitionError, DocumentInvalid, NotFound
 from agentmesh_dagster.records import Json, Publication, Version
 from agentmesh_dagster.runtime.functions import FunctionRegistry
@@ -20,12 +21,20 @@ from agentmesh_dagster.runtime.registry import node_configs
 from agentmesh_dagster.runtime.secrets import load_provider
 from agentmesh_dagster.runtime.tools.errors import ToolRefused
 from agentmesh_dagster.specs.canonical import canonical, dump_json, dump_yaml
+from agentmesh_dagster.specs.closure import Closure
 from agentmesh_dagster.specs.documents import Document, document_model
 from agentmesh_dagster.specs.fields import as_object
 from agentmesh_dagster.specs.loading import LoadedDocument, document_files, load_documents, load_path
 from agentmesh_dagster.specs.problems import OF_OTHERS, OF_REFERENCES, Problem
 from agentmesh_dagster.specs.resolve import PinnedDocument, references_of, resolve_closure
-from agentmesh_dagster.validation import Checked, CheckedSource, validate_document, validate_raw
+from agentmesh_dagster.validation import (
+    TARGET_CODES,
+    Checked,
+    CheckedSource,
+    Target,
+    validate_document,
+    validate_raw,
+)
 from agentmesh_dagster.validation.function_rules import LookedUp, LookUp
 
 if TYPE_CHECKING:
@@ -121,10 +130,14 @@ class Authoring:
         store: The database.
         project: The project's slug.
         actor: Who does it, for the audit.
+        deployment: What documents may use where they run; without one, that is not checked before they run.
     """
 
-    def __init__(self, store: Store, project: str, *, actor: str) -> None:
+    def __init__(
+        self, store: Store, project: str, *, actor: str, deployment: Deployment | None = None
+    ) -> None:
         self._store = store
+        self._target = Target(deployment=deployment, project=project, has_secret=_secret_is_known)
         self._project = project
         self._actor = actor
 
@@ -332,7 +345,7 @@ class Authoring:
             node_configs=node_configs(),
             notify_configs=notifier_configs(),
             library=library,
-            secrets_known=_secret_is_known,
+            target=self._target,
         )
         errors = [problem.to_json() for source in found for problem in source.checked.errors]
         if errors:
@@ -358,13 +371,46 @@ class Authoring:
             for version in versions
         )
 
+    @property
+    def _publishing(self) -> Target:
+        return replace(self._target, is_publishing=True)
+
     def _publish_checked(
         self, stored: Version, document: Document, library: StoreLibrary, message: str
     ) -> Publication:
         closure = resolve_closure(document, stored.number, library, node_configs=node_configs())
+        problems = self._refused(closure)
+        if problems:
+            raise DocumentInvalid(
+                f"{stored.kind} {stored.slug!r} cannot be published: what it refers to uses what the deployment does "
+                "not allow",
+                problems,
+            )
         return self._store.publications.publish(
             self._project, stored.kind, stored.slug, stored.number, closure, by=self._actor, message=message
         )
+
+    def _refused(self, closure: Closure) -> list[dict[str, Any]]:
+        """What the deployment does not allow to the documents that a closure's root refers to."""
+        if self._target.deployment is None:
+            return []
+        found: list[dict[str, Any]] = []
+        for pinned in (*closure.agents.values(), *closure.tools.values(), *closure.workflows.values()):
+            document = pinned.document
+            if (document.kind, document.slug) == (closure.kind, closure.slug):
+                continue
+            checked = validate_document(
+                canonical(document, node_configs=node_configs()),
+                node_configs=node_configs(),
+                notify_configs=notifier_configs(),
+                target=self._publishing,
+            )
+            found += [
+                {**problem.to_json(), "source": f"{document.kind} {document.slug!r}"}
+                for problem in checked.errors
+                if problem.code in TARGET_CODES
+            ]
+        return found
 
     def _publish_all(self, versions: Sequence[Version], message: str) -> dict[tuple[str, str], Publication]:
         """Publishes what was checked just now, together with all that it refers to."""
@@ -389,7 +435,7 @@ class Authoring:
             node_configs=node_configs(),
             notify_configs=notifier_configs(),
             library=StoreLibrary(self._store, self._project),
-            secrets_known=_secret_is_known,
+            target=self._publishing,
             look_up=_looking_up(),
         )
 
@@ -407,7 +453,7 @@ class Authoring:
             node_configs=node_configs(),
             notify_configs=notifier_configs(),
             library=StoreLibrary(self._store, self._project),
-            secrets_known=_secret_is_known,
+            target=replace(self._target, is_publishing=warned != OF_OTHERS),
             look_up=_looking_up(),
         )
         return [(loaded[source.source].source, _with_warnings(source, warned)) for source in found]

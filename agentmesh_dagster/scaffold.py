@@ -75,7 +75,7 @@ location = build_code_location(agentmesh, sensors=all_sensors)
 '''
 
 RESOURCES = '''\
-"""Which database and project this code location works on, and whose functions its workflows may call."""
+"""Which database and project this code location works on, and what its documents may use: nothing but what is here."""
 
 from __future__ import annotations
 
@@ -83,9 +83,18 @@ from pathlib import Path
 
 from agentmesh_dagster import AgentMesh
 
-# `function_modules` are the modules whose functions `code` nodes and `function` tools may call, such as
-# ("my_functions",) for my_functions.py in the project's folder.
-agentmesh = AgentMesh.of_project(Path(__file__).parent, function_modules=())
+agentmesh = AgentMesh.of_project(
+    Path(__file__).parent,
+    # Modules whose functions `code` nodes and `function` tools may call, such as "my_functions" for my_functions.py in
+    # the project's folder.
+    function_modules=(),
+    # Secrets that documents may name, such as "DESK_TOKEN", or AllowedSecret("CRM_*", hosts=("crm.example.com",)).
+    secrets=(),
+    # Servers of models, such as {"local": Endpoint(api_base="http://127.0.0.1:11434/v1")} for model: local/llama3.
+    endpoints={},
+    # Values that expressions read as config.NAME.
+    config={},
+)
 '''
 
 SENSORS = '''\

@@ -28,6 +28,7 @@ import dagster as dg
 from agentmesh_dagster.authoring import Authoring
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import DEFAULT_PROJECT, TAG_CLAIM, TAG_SOURCE
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.orchestration.code_location import build_published_job, named_executors
 from agentmesh_dagster.orchestration.finalize_job import build_finalize_job
 from agentmesh_dagster.orchestration.host import AgentMesh, Host
@@ -86,7 +87,11 @@ class WorkflowResult:
 
 
 def publish_documents(
-    store: Store, documents: str | Sequence[Json], project: str = DEFAULT_PROJECT
+    store: Store,
+    documents: str | Sequence[Json],
+    project: str = DEFAULT_PROJECT,
+    *,
+    deployment: Deployment | None = None,
 ) -> list[Publication]:
     """Stores and publishes documents.
 
@@ -94,13 +99,16 @@ def publish_documents(
         store: Where to.
         documents: YAML text of one or more documents, or the documents as objects.
         project: The project's slug.
+        deployment: What they may use where they run; default: that is not checked before they run.
 
     Raises:
         DefinitionError: The text is no YAML.
         DocumentInvalid: Some document has errors.
     """
     raws = load_documents(documents, source="documents") if isinstance(documents, str) else list(documents)
-    imported = Authoring(store, project, actor="test").import_documents(raws, publish=True)
+    imported = Authoring(store, project, actor="test", deployment=deployment).import_documents(
+        raws, publish=True
+    )
     return [document.publication for document in imported if document.publication is not None]
 
 
@@ -114,6 +122,8 @@ def run_workflow(
     instance: dg.DagsterInstance | None = None,
     tags: Mapping[str, str] | None = None,
     answers: Callable[[Wait], Answer | None] | None = None,
+    deployment: Deployment = Deployment(),  # noqa: B008 - a frozen record
+    checks: bool = True,
 ) -> WorkflowResult:
     """Runs a workflow in this process, one node after the other, from documents to result.
 
@@ -127,6 +137,8 @@ def run_workflow(
         tags: Tags of the Dagster run.
         answers: Called for each open wait when the run waits; None leaves it open. The run goes on until it ends, or
             nothing that it waits for is answered. Default: nobody answers, and the run is left waiting.
+        deployment: What the documents may use, as `Deployment.of(secrets=["DESK_TOKEN"])`. Default: nothing.
+        checks: Whether that is checked before the documents run too, as publishing does.
 
     Returns:
         The result, also of a run that failed or waits; after its `on_failure` and `finally`, where it has ended.
@@ -139,11 +151,11 @@ def run_workflow(
         ApprovalError: An answer was refused.
     """
     with (
-        _opened(database_url, tuple(function_modules)) as agentmesh,
+        _opened(database_url, tuple(function_modules), deployment) as agentmesh,
         _ephemeral_instance() if instance is None else nullcontext(instance) as instance,
     ):
         store = agentmesh.store()
-        published = publish_documents(store, documents)
+        published = publish_documents(store, documents, deployment=deployment if checks else None)
         workflows = [p for p in published if p.kind == "workflow" and slug in (None, p.slug)]
         if len(workflows) != 1:
             raise ValueError(
@@ -265,7 +277,11 @@ def _empty_database() -> bytes:
 
 
 @contextmanager
-def _opened(database_url: str | None, function_modules: tuple[str, ...]) -> Generator[AgentMesh]:
+def _opened(
+    database_url: str | None,
+    function_modules: tuple[str, ...],
+    deployment: Deployment = Deployment(),  # noqa: B008 - a frozen record
+) -> Generator[AgentMesh]:
     with tempfile.TemporaryDirectory(prefix="agentmesh-") as folder:
         url = database_url
         if url is None:
@@ -273,7 +289,9 @@ def _opened(database_url: str | None, function_modules: tuple[str, ...]) -> Gene
             file.write_bytes(_empty_database())
             url = f"sqlite:///{file}"
         with open_store(url) as store:
-            agentmesh = _OwnAgentMesh(database_url=url, function_modules=function_modules, opened=store)
+            agentmesh = _OwnAgentMesh(
+                database_url=url, function_modules=function_modules, deployment=deployment, opened=store
+            )
             try:
                 yield agentmesh
             finally:

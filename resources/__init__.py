@@ -1,4 +1,4 @@
-"""Which database and project this code location works on, and whose functions its workflows may call."""
+"""Which database and project this code location works on, and what its documents may use."""
 
 from __future__ import annotations
 

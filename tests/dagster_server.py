@@ -34,13 +34,15 @@ ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 
 # As a project's own `resources/__init__.py` may say: functions of the project, and a short lease.
 RESOURCES = """\
-from dataclasses import replace
 from pathlib import Path
 
-from agentmesh_dagster import AgentMesh
+from agentmesh_dagster import AgentMesh, Endpoint
 
-agentmesh = replace(
-    AgentMesh.of_project(Path(__file__).parent, function_modules=("definitions.functions",)), lease_s={lease_s}
+agentmesh = AgentMesh.of_project(
+    Path(__file__).parent,
+    function_modules=("definitions.functions",),
+    lease_s={lease_s},
+    endpoints={{"openai": Endpoint(api_base={api_base!r})}},
 )
 """
 
@@ -103,9 +105,12 @@ class Project:
         project.agentmesh("init", str(folder), *options, cwd=folder.parent)
         return project
 
-    def configure(self, *, lease_s: float = 60.0, functions: str = "") -> None:
-        """Gives the code location functions of its own, a lease, and sensors at every turn of the daemon."""
-        (self.folder / "resources" / "__init__.py").write_text(RESOURCES.format(lease_s=lease_s))
+    def configure(self, *, lease_s: float = 60.0, functions: str = "", api_base: str | None = None) -> None:
+        """Gives the code location functions of its own, a lease, sensors at every turn of the daemon, and the server
+        that has the models of `openai/`."""
+        (self.folder / "resources" / "__init__.py").write_text(
+            RESOURCES.format(lease_s=lease_s, api_base=api_base)
+        )
         (self.folder / "sensors" / "__init__.py").write_text(SENSORS)
         (self.folder / "definitions" / "functions.py").write_text(functions)
         self.environment["AGENTMESH_FUNCTION_MODULES"] = "definitions.functions"

@@ -3,7 +3,7 @@
 In a test:
 
     with FakeProvider(replies=[{"status": 429, "retry_after": 1}, {"text": "hello"}]) as fake:
-        ...  # api_base = fake.base_url
+        ...  # deployment = fake.deployment
         assert fake.count == 2
 
 In a process of its own (the script is JSON: `{"replies": [...], "by_model": {...}, "default": {...}}`):
@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from agentmesh_dagster.deployment import Deployment, Endpoint
 
 HANG_FOREVER_S = 600.0
 
@@ -95,6 +97,11 @@ class FakeProvider:
     def base_url(self) -> str:
         """The `api_base`."""
         return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def deployment(self) -> Deployment:
+        """One in which the models of `openai/` are this server's."""
+        return Deployment.of(endpoints={"openai": Endpoint(api_base=self.base_url)})
 
     @property
     def requests(self) -> list[SeenRequest]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fake_http import FakeHttp
-from fake_provider import FakeProvider
 
 ITEMS = 20
 GATED = (5, 14)
@@ -37,7 +36,7 @@ class Call:
 class Case:
     """A workflow, and what its runs come to."""
 
-    documents: Callable[[FakeProvider, FakeHttp], list[dict[str, Any]]]
+    documents: Callable[[FakeHttp], list[dict[str, Any]]]
     calls: tuple[Call, ...]
     output: Any
     steps: int
@@ -57,9 +56,8 @@ class Case:
         return self.phases.count("decide")
 
 
-def _agent(slug: str, provider: FakeProvider) -> dict[str, Any]:
-    settings = {"api_base": provider.base_url, "api_key": "none"}
-    return {"kind": "agent", "slug": slug, "model": f"openai/{slug}", "model_settings": settings}
+def _agent(slug: str) -> dict[str, Any]:
+    return {"kind": "agent", "slug": slug, "model": f"openai/{slug}"}
 
 
 def _tool(slug: str, of: str, tools: FakeHttp, answer: Any, **more: Any) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def _charging(*, idempotent: bool) -> Case:
     """Six nodes in a row: start, a model call, a gate, a tool with side effects, a model call, end."""
     receipt = {"receipt": "R-1"}
 
-    def documents(provider: FakeProvider, tools: FakeHttp) -> list[dict[str, Any]]:
+    def documents(tools: FakeHttp) -> list[dict[str, Any]]:
         output = {
             "draft": "{{ steps.draft.output.text }}",
             "receipt": "{{ steps.charge.output.receipt }}",
@@ -118,8 +116,8 @@ def _charging(*, idempotent: bool) -> Case:
         }
         effects = {"side_effects": True, "idempotent": idempotent}
         return [
-            _agent("drafter", provider),
-            _agent("reporter", provider),
+            _agent("drafter"),
+            _agent("reporter"),
             _tool("charge", "{{ input.order }}", tools, receipt, **effects),
             workflow,
         ]
@@ -148,7 +146,7 @@ def _items() -> Case:
     def receipt(item: str) -> dict[str, str]:
         return {"receipt": f"R-{item}"}
 
-    def documents(provider: FakeProvider, tools: FakeHttp) -> list[dict[str, Any]]:
+    def documents(tools: FakeHttp) -> list[dict[str, Any]]:
         gated = " or ".join(f"item == {name(number)!r}" for number in GATED)
         body = {
             "nodes": [
@@ -220,7 +218,7 @@ def _items() -> Case:
         }
         item = "{{ input.item }}"
         return [
-            _agent("drafter", provider),
+            _agent("drafter"),
             _tool("charge", item, tools, receipt(item), side_effects=True),
             _tool("parcel", item, tools, f"P-{item}", side_effects=False),
             shipping,
@@ -262,7 +260,7 @@ def _containers() -> Case:
     """
     items = ("p", "q")
 
-    def documents(provider: FakeProvider, tools: FakeHttp) -> list[dict[str, Any]]:
+    def documents(tools: FakeHttp) -> list[dict[str, Any]]:
         of = "{{ input.of }}"
         packing = {
             "kind": "workflow",
@@ -318,7 +316,7 @@ def _containers() -> Case:
             "edges": _chain("start", "both", "call", "each", "end"),
         }
         return [
-            _agent("drafter", provider),
+            _agent("drafter"),
             _tool("charge", "{{ input.order }}", tools, "R-1", side_effects=True),
             _tool("pack", of, tools, f"P-{of}", side_effects=False),
             packing,

@@ -102,6 +102,15 @@ class Workers:
         return line.strip()
 
 
+RESOURCES = """\
+from pathlib import Path
+
+from agentmesh_dagster import AgentMesh, Endpoint
+
+agentmesh = AgentMesh.of_project(Path(__file__).parent, endpoints={{"openai": Endpoint(api_base={!r})}})
+"""
+
+
 class Lane:
     """Carries out plans one after the other, with servers of its own. A context manager."""
 
@@ -140,11 +149,13 @@ class Lane:
             with _migrating:
                 url = self.databases.make(name)
             with open_store(url) as store:
-                published = publish_documents(store, CASES[plan.variant].documents(self.provider, self.tools))
+                published = publish_documents(store, CASES[plan.variant].documents(self.tools))
             # The last workflow is the one that runs; what it calls stands before it.
             self._made[name] = [p.id for p in published if p.kind == "workflow"][-1]
         folder = self.folder / uuid.uuid4().hex
         folder.mkdir()
+        (folder / "resources").mkdir()
+        (folder / "resources" / "__init__.py").write_text(RESOURCES.format(self.provider.base_url))
         shutil.copytree(self._home, folder / "home")
         _write_dagster_yaml(folder / "home")
         log = folder / "log"

@@ -17,7 +17,6 @@ _DOCUMENTS = """\
 kind: agent
 slug: writer
 model: openai/writer
-model_settings: {api_base: "<models>", api_key: none}
 ---
 kind: tool
 slug: charge
@@ -183,14 +182,13 @@ class Call:
     """What its server answers; people give it where they say that the call happened."""
 
 
-def documents(models: str, tools: str) -> str:
+def documents(tools: str) -> str:
     """The documents as YAML.
 
     Args:
-        models: The base URL of the models.
         tools: The URL of the tools' server.
     """
-    return _DOCUMENTS.replace("<models>", models).replace("<tools>", tools)
+    return _DOCUMENTS.replace("<tools>", tools)
 
 
 def calls(workflow: str, order: str) -> tuple[Call, ...]:

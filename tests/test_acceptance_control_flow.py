@@ -32,7 +32,6 @@ DOCUMENTS = """\
 kind: agent
 slug: slow
 model: openai/slow
-model_settings: {api_base: "BASE_URL", api_key: "not-a-key"}
 ---
 kind: workflow
 slug: packing
@@ -150,8 +149,8 @@ def provider() -> Iterator[FakeProvider]:
 def server(tmp_path_factory: pytest.TempPathFactory, provider: FakeProvider) -> Iterator[DevServer]:
     folder = tmp_path_factory.mktemp("control") / "project"
     project = Project.scaffolded(folder, AGENTMESH_HTTP_ALLOW="127.0.0.1")
-    project.configure(lease_s=LEASE_S, functions=FUNCTIONS)
-    project.publish("control", DOCUMENTS.replace("BASE_URL", provider.base_url))
+    project.configure(lease_s=LEASE_S, functions=FUNCTIONS, api_base=provider.base_url)
+    project.publish("control", DOCUMENTS)
     with DevServer(project) as running:
         yield running
 

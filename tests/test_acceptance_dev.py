@@ -51,18 +51,17 @@ ASKER = """\
 kind: agent
 slug: slow-thinker
 model: openai/slow
-model_settings: {{api_base: "{base_url}", api_key: "not-a-key"}}
 instructions: Take your time.
 ---
 kind: workflow
 slug: asker
 nodes:
-  - {{id: start, type: start}}
-  - {{id: ask, type: agent, config: {{agent: slow-thinker, prompt: "Well?"}}, timeout_s: 60}}
-  - {{id: end, type: end}}
+  - {id: start, type: start}
+  - {id: ask, type: agent, config: {agent: slow-thinker, prompt: "Well?"}, timeout_s: 60}
+  - {id: end, type: end}
 edges:
-  - {{source: start, target: ask}}
-  - {{source: ask, target: end}}
+  - {source: start, target: ask}
+  - {source: ask, target: end}
 """
 
 FRESH = """\
@@ -85,9 +84,9 @@ def provider() -> Iterator[FakeProvider]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, provider: FakeProvider) -> Iterator[DevServer]:
     project = Project.scaffolded(tmp_path_factory.mktemp("dev") / "project", AGENTMESH_HTTP_ALLOW="127.0.0.1")
-    project.configure(functions=FUNCTIONS)
+    project.configure(functions=FUNCTIONS, api_base=provider.base_url)
     (project.folder / "workflows" / "waiter.yaml").write_text(WAITER)
-    (project.folder / "workflows" / "asker.yaml").write_text(ASKER.format(base_url=provider.base_url))
+    (project.folder / "workflows" / "asker.yaml").write_text(ASKER)
     project.agentmesh("import", "workflows", "--publish")
     with DevServer(project) as running:
         project.environment["AGENTMESH_DAGSTER_URL"] = running.url

@@ -31,17 +31,14 @@ def provider() -> Iterator[FakeProvider]:
 def project(tmp_path_factory: pytest.TempPathFactory, provider: FakeProvider) -> Project:
     """The pack as it is, but for its model: the one that counts what it is asked."""
     made = Project.scaffolded(tmp_path_factory.mktemp("gates") / "project", AGENTMESH_HTTP_ALLOW="127.0.0.1")
-    made.configure(lease_s=LEASE_S)
+    made.configure(lease_s=LEASE_S, api_base=provider.base_url)
     yaml = made.folder / ".agentmesh" / "dagster.yaml"
     yaml.write_text(yaml.read_text() + "\nrun_retries: {enabled: true, max_retries: 3}\n")
     for source in PACK.glob("*.yaml"):
         text = source.read_text()
         if "offline/script" in text:
             head, _, tail = text.partition("model: offline/script")
-            settings = json.dumps({"api_base": provider.base_url, "api_key": "not-a-key"})
-            text = (
-                f"{head}model: openai/risk\nmodel_settings: {settings}\n{tail[tail.index('instructions') :]}"
-            )
+            text = f"{head}model: openai/risk\n{tail[tail.index('instructions') :]}"
         (made.folder / "workflows" / source.name).write_text(text)
     made.agentmesh("import", "workflows", "--publish")
     return made

@@ -28,7 +28,6 @@ WORKFLOW = """\
 kind: agent
 slug: asker
 model: openai/asker
-model_settings: {{api_base: "{base_url}", api_key: "not-a-key"}}
 instructions: Answer.
 ---
 kind: workflow
@@ -74,7 +73,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, provider: FakeProvider) -> 
     project = Project.scaffolded(
         tmp_path_factory.mktemp("identity") / "project", AGENTMESH_HTTP_ALLOW="127.0.0.1"
     )
-    project.configure(lease_s=20.0, functions=FUNCTIONS)
+    project.configure(lease_s=20.0, functions=FUNCTIONS, api_base=provider.base_url)
     yaml = project.folder / ".agentmesh" / "dagster.yaml"
     yaml.write_text(yaml.read_text() + "\nrun_retries: {enabled: true}\n")
     publish(project, provider, 1)
@@ -86,7 +85,6 @@ def publish(
     project: Project, provider: FakeProvider, version: int, *, beside: bool = False, **tags: str
 ) -> None:
     text = WORKFLOW.format(
-        base_url=provider.base_url,
         version=version,
         nodes=BESIDE_NODES.format() if beside else "",
         edges=BESIDE_EDGES if beside else "",

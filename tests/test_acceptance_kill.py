@@ -32,13 +32,11 @@ WORKFLOW = """\
 kind: agent
 slug: first
 model: openai/first
-model_settings: {{api_base: "{base_url}", api_key: "not-a-key"}}
 instructions: Answer at once.
 ---
 kind: agent
 slug: second
 model: openai/second
-model_settings: {{api_base: "{base_url}", api_key: "not-a-key"}}
 instructions: Take your time.
 ---
 kind: workflow
@@ -71,8 +69,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, provider: FakeProvider) -> 
     project = Project.scaffolded(
         tmp_path_factory.mktemp("kill") / "project", AGENTMESH_HTTP_ALLOW="127.0.0.1"
     )
-    project.configure(lease_s=LEASE_S, functions=FUNCTIONS)
-    project.publish("durable", WORKFLOW.format(base_url=provider.base_url))
+    project.configure(lease_s=LEASE_S, functions=FUNCTIONS, api_base=provider.base_url)
+    project.publish("durable", WORKFLOW.format())
     with DevServer(project) as running:
         yield running
 

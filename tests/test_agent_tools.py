@@ -12,6 +12,7 @@ from fake_http import FakeHttp
 from fake_provider import FakeProvider, completion
 from workflow_project import open_project
 
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.records import RunStatus, StepStatus, WaitKind, WaitStatus
 from agentmesh_dagster.testing import Answer, run_workflow
 
@@ -19,13 +20,11 @@ TOKEN = "very-secret-token-1"
 RISK = {"type": "object", "required": ["risk"], "properties": {"risk": {"enum": ["low", "high"]}}}
 
 
-def agent(fake, *tools, **more):
-    settings = {"api_base": fake.base_url, "api_key": "none", **more.pop("model_settings", {})}
+def agent(*tools, **more):
     return {
         "kind": "agent",
         "slug": "clerk",
         "model": "openai/fake",
-        "model_settings": settings,
         "tools": list(tools),
         **more,
     }
@@ -106,19 +105,23 @@ def fake():
 
 
 @pytest.fixture
-def project(tmp_path, sqlite_url, monkeypatch):
-    with open_project(tmp_path, sqlite_url, monkeypatch) as opened:
+def project(tmp_path, sqlite_url, monkeypatch, fake):
+    with open_project(tmp_path, sqlite_url, monkeypatch, api_base=fake.base_url) as opened:
         yield opened
 
 
-def run(*documents, **options):
-    return run_workflow(list(documents), function_modules=("workflow_functions",), **options)
+def run(fake, *documents, **options):
+    endpoints = {} if fake is None else fake.deployment.endpoints
+    deployment = Deployment.of(endpoints=endpoints, secrets=["SHOP_TOKEN", "NOT_THERE"])
+    return run_workflow(
+        list(documents), function_modules=("workflow_functions",), deployment=deployment, **options
+    )
 
 
 class TestLoop:
     def test_offers_calls_tells_and_goes_on(self, fake):
         fake.push(calls(("double", {"number": 4})), {"text": "It is 8.", "usage": [20, 5]})
-        result = run(agent(fake, "double"), workflow(), function("double", "double"))
+        result = run(fake, agent("double"), workflow(), function("double", "double"))
         assert result.succeeded, result.run.error
         first, second = (request.body for request in fake.requests)
         (offer,) = first["tools"]
@@ -159,7 +162,7 @@ class TestLoop:
             {"tool": "wait", "arguments": {"name": "two begins", "then": "one"}},
             {"tool": "wait", "arguments": {"name": "one begins", "then": "two"}},
         ]
-        result = run(scripted({"tool_calls": both}, "done", tools=["wait"]), workflow(), wait)
+        result = run(None, scripted({"tool_calls": both}, "done", tools=["wait"]), workflow(), wait)
         assert result.succeeded, result.run.error
         assert [one["output"] for one in result.run.output["tool_calls"]] == ["one", "two"]
         assert [one["key"] for one in result.run.output["tool_calls"]] == ["ask/tool/1.0", "ask/tool/1.1"]
@@ -172,7 +175,7 @@ class TestLoop:
             {"name": "pay", "arguments": {"name": "b", "value": 2}},
         ]
         fake.push({"tool_calls": wanted}, {"text": "Enough."})
-        result = run(agent(fake, "pay", "fail"), workflow(), pay(), function("fail", "fail"))
+        result = run(fake, agent("pay", "fail"), workflow(), pay(), function("fail", "fail"))
         assert result.succeeded, result.run.error
         told = said(fake.requests[1].body["messages"])
         assert "value" in told[0]
@@ -194,7 +197,7 @@ class TestLoop:
         body = completion({"model": "fake"}, calls(("pay", {})))
         body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = arguments
         fake.push({"body": body}, {"text": "Sorry."})
-        result = run(agent(fake, "pay"), workflow(), pay())
+        result = run(fake, agent("pay"), workflow(), pay())
         assert result.succeeded, result.run.error
         messages = fake.requests[1].body["messages"]
         assert said(messages)[0].startswith("Error: ")
@@ -209,7 +212,7 @@ class TestLoop:
         fake.push({"body": body}, {"text": "Done."})
         long = "x" * 90
         tools = [pay(), function(long, "double")]
-        assert run(agent(fake, "pay", long), workflow(), *tools).succeeded
+        assert run(fake, agent("pay", long), workflow(), *tools).succeeded
         messages = fake.requests[1].body["messages"]
         assert [one["function"]["name"] for one in messages[1]["tool_calls"]] == ["bad_name_", "pay"]
         assert [one["id"] for one in messages[1]["tool_calls"]] == ["same", "call_1_1"]
@@ -221,7 +224,7 @@ class TestLoop:
     def test_max_steps_bounds_the_model_calls(self, fake):
         fake.push(*[calls(("double", {"number": 1}))] * 5)
         retry = {"max_attempts": 3, "delay_s": 0}
-        result = run(agent(fake, "double", max_steps=2), workflow(retry=retry), function("double", "double"))
+        result = run(fake, agent("double", max_steps=2), workflow(retry=retry), function("double", "double"))
         assert result.run.error["code"] == "agent-max-steps"
         assert "max_steps = 2" in result.run.error["message"]
         assert fake.count == 2
@@ -229,12 +232,12 @@ class TestLoop:
 
     def test_an_agent_without_tools_offers_none(self, fake):
         fake.push(calls(("double", {"number": 1})))
-        result = run(agent(fake), workflow())
+        result = run(fake, agent(), workflow())
         assert "tools" not in fake.requests[0].body
         assert (result.run.output["text"], result.run.output["tool_calls"]) == ("", [])
 
     def test_a_tool_that_cannot_be_used_fails_before_the_model_is_asked(self, fake):
-        result = run(agent(fake, "gone"), workflow(), function("gone", "no_such_function"))
+        result = run(fake, agent("gone"), workflow(), function("gone", "no_such_function"))
         assert result.run.status is RunStatus.FAILED
         assert "no_such_function" in result.run.error["message"]
         assert fake.count == 0
@@ -257,7 +260,7 @@ class TestLoop:
                 for slug, path in (("echo", "/echo"), ("broken", "/status/404"))
             ]
             fake.push(calls(("echo", {}), ("broken", {})), {"text": f"The token is {TOKEN}."})
-            result = run(agent(fake, "echo", "broken"), workflow(), *tools)
+            result = run(fake, agent("echo", "broken"), workflow(), *tools)
             assert result.succeeded, result.run.error
             assert [call.headers["x-token"] for call in shop.calls] == [TOKEN] * 2
         assert TOKEN not in json.dumps(fake.requests[1].body)
@@ -268,7 +271,7 @@ class TestLoop:
         config = {"url": "http://127.0.0.1:9/", "headers": {"X": "{{ secret('NOT_THERE') }}"}}
         tool = {"kind": "tool", "slug": "shop", "type": "http", "config": config}
         fake.push(calls(("shop", {})))
-        result = run(agent(fake, "shop"), workflow(), tool)
+        result = run(fake, agent("shop"), workflow(), tool)
         assert result.run.error["code"] == "secret-missing"
         assert fake.count == 1
 
@@ -276,7 +279,7 @@ class TestLoop:
 class TestObject:
     def test_the_object_is_asked_for_when_no_tool_is(self, fake):
         fake.push(calls(("double", {"number": 4})), {"text": "High, I think."}, {"object": {"risk": "high"}})
-        result = run(agent(fake, "double"), workflow({"output_schema": RISK}), function("double", "double"))
+        result = run(fake, agent("double"), workflow({"output_schema": RISK}), function("double", "double"))
         assert result.succeeded, result.run.error
         assert result.run.output["risk"] == "high"
         bodies = [request.body for request in fake.requests]
@@ -294,12 +297,12 @@ class TestObject:
 
     def test_an_answer_that_is_the_object_is_taken(self, fake):
         fake.push(calls(("double", {"number": 4})), {"object": {"risk": "low"}})
-        result = run(agent(fake, "double"), workflow({"output_schema": RISK}), function("double", "double"))
+        result = run(fake, agent("double"), workflow({"output_schema": RISK}), function("double", "double"))
         assert (result.run.output["risk"], fake.count) == ("low", 2)
 
     def test_an_object_that_does_not_fit_is_repaired_once(self, fake):
         fake.push({"text": "High."}, {"object": {"risk": "medium"}}, {"object": {"risk": "high"}})
-        result = run(agent(fake, "double"), workflow({"output_schema": RISK}), function("double", "double"))
+        result = run(fake, agent("double"), workflow({"output_schema": RISK}), function("double", "double"))
         assert (result.run.output["risk"], fake.count) == ("high", 3)
         assert "does not fit the schema" in said(fake.requests[2].body["messages"], "user")[-1]
 
@@ -307,7 +310,7 @@ class TestObject:
 class TestReplay:
     def test_a_retry_repeats_no_finished_call_of_the_model_or_of_a_tool(self, project, fake):
         fake.push(calls(payment("a", 1), ("fail", {"message": "first"})), {"status": 500})
-        project.publish(agent(fake, "pay", "fail"), workflow(), pay(), function("fail", "fail"))
+        project.publish(agent("pay", "fail"), workflow(), pay(), function("fail", "fail"))
         first = project.execute("asking")
         assert not first.success
         fake.push({"text": "Paid."})
@@ -323,7 +326,7 @@ class TestReplay:
 
     def test_a_failed_answer_stays_the_answer_although_the_tool_would_work_now(self, project, fake):
         fake.push(calls(("flaky", {"name": "flaky"})), {"status": 500})
-        project.publish(agent(fake, "flaky"), workflow(), function("flaky", "fail_first"))
+        project.publish(agent("flaky"), workflow(), function("flaky", "fail_first"))
         first = project.execute("asking")
         fake.push({"text": "It failed."})
         assert project.retry("asking", first.run_id).success
@@ -335,7 +338,7 @@ class TestReplay:
         bad = [{"text": "No object."}, *[{"object": {"risk": "medium"}}] * 2]
         fake.push(calls(payment("a", 1)), *bad, *bad)
         config, retry = {"output_schema": RISK}, {"max_attempts": 2, "delay_s": 0}
-        project.publish(agent(fake, "pay"), workflow(config, retry=retry), pay())
+        project.publish(agent("pay"), workflow(config, retry=retry), pay())
         first = project.execute("asking")
         assert project.run_row(first.run_id).error["code"] == "model-bad-object"
         assert fake.count == 7
@@ -354,7 +357,7 @@ class TestReplay:
 
     def test_a_retry_after_max_steps_asks_once_more(self, project, fake):
         fake.push(*[calls(payment(name, 1)) for name in ("a", "b")])
-        project.publish(agent(fake, "pay", max_steps=2), workflow(), pay())
+        project.publish(agent("pay", max_steps=2), workflow(), pay())
         first = project.execute("asking")
         assert project.run_row(first.run_id).error["code"] == "agent-max-steps"
         fake.push({"text": "Paid."})
@@ -365,7 +368,7 @@ class TestReplay:
         fake.push(calls(payment("a", 1), ("slow", {"name": "slow"})), {"text": "Both."})
         retry = {"max_attempts": 2, "delay_s": 0}
         tools = [pay(), function("slow", "hang_once")]
-        project.publish(agent(fake, "pay", "slow"), workflow(timeout_s=3, retry=retry), *tools)
+        project.publish(agent("pay", "slow"), workflow(timeout_s=3, retry=retry), *tools)
         result = project.execute("asking")
         assert result.success
         assert sorted(workflow_functions.notes()) == ["a", "slow", "slow"]
@@ -377,14 +380,14 @@ class TestReplay:
         fake.push(calls(("slow", {"name": "slow"})))
         retry = {"max_attempts": 2, "delay_s": 0}
         tool = function("slow", "hang_once", side_effects=True)
-        project.publish(agent(fake, "slow"), workflow(timeout_s=2, retry=retry, on_unknown="fail"), tool)
+        project.publish(agent("slow"), workflow(timeout_s=2, retry=retry, on_unknown="fail"), tool)
         result = project.execute("asking")
         assert project.run_row(result.run_id).error["code"] == "step-unknown"
         assert workflow_functions.notes() == ["slow"]
 
     def test_another_answer_of_the_model_under_the_key_is_refused(self, project, fake, tmp_path):
         fake.push(calls(payment("a", 1)), {"status": 500})
-        project.publish(agent(fake, "pay"), workflow(), pay())
+        project.publish(agent("pay"), workflow(), pay())
         first = project.execute("asking")
         with sqlite3.connect(tmp_path / "store" / "agentmesh.db") as connection:
             connection.execute("UPDATE steps SET fingerprint = 'other' WHERE key = 'ask/llm/1'")
@@ -414,7 +417,8 @@ class TestApproval:
             b=Answer(decision="approved", by="bob", data={"value": 8, "name": "b"}),
         )
         result = run(
-            agent(fake, "pay"),
+            fake,
+            agent("pay"),
             workflow(),
             pay(requires_approval="input.value > 100"),
             answers=answer,
@@ -454,7 +458,7 @@ class TestApproval:
             rounds = [name for name, _ in seen].count(wait.data["arguments"]["name"])
             return Answer() if wait.data["arguments"]["name"] == "b" or rounds > 1 else None
 
-        result = run(agent(fake, "pay"), workflow(), pay(requires_approval=True), answers=answer)
+        result = run(fake, agent("pay"), workflow(), pay(requires_approval=True), answers=answer)
         assert result.succeeded, result.run.error
         assert seen == [("a", []), ("b", []), ("a", ["b"])]
         assert workflow_functions.notes() == ["b", "a"]
@@ -464,7 +468,7 @@ class TestApproval:
     def test_nobody_decides(self, fake):
         fake.push(calls(payment("a", 1), ("double", {"number": 2})))
         tools = [pay(requires_approval=True), function("double", "double")]
-        result = run(agent(fake, "pay", "double"), workflow(), *tools)
+        result = run(fake, agent("pay", "double"), workflow(), *tools)
         assert result.run.status is RunStatus.WAITING
         assert [wait.status for wait in result.waits] == [WaitStatus.OPEN]
         assert result.steps["ask"].status is StepStatus.WAITING
@@ -474,7 +478,7 @@ class TestApproval:
 
     def test_arguments_that_do_not_fit_ask_nobody(self, fake):
         fake.push(calls(("pay", {"name": "a"})), {"text": "Sorry."})
-        result = run(agent(fake, "pay"), workflow(), pay(requires_approval=True))
+        result = run(fake, agent("pay"), workflow(), pay(requires_approval=True))
         assert result.succeeded, result.run.error
         assert result.waits == []
         assert result.steps["ask/tool/1.0"].error["code"] == "tool-input"
@@ -483,7 +487,7 @@ class TestApproval:
         fake.push(calls(payment("a", 1)), {"text": "Sorry."})
         tool = pay(requires_approval="input.value > input.limit")
         tool["input_schema"]["properties"]["limit"] = {"type": "number"}
-        result = run(agent(fake, "pay"), workflow(), tool)
+        result = run(fake, agent("pay"), workflow(), tool)
         assert workflow_functions.notes() == []
         assert "limit" in said(fake.requests[1].body["messages"])[0]
         assert result.succeeded, result.run.error
@@ -491,7 +495,7 @@ class TestApproval:
     def test_a_second_round_asks_for_itself(self, fake):
         fake.push(calls(payment("a", 1)), calls(payment("a", 1)), {"text": "Twice."})
         seen, answer = self.decide(a=Answer())
-        result = run(agent(fake, "pay"), workflow(), pay(requires_approval=True), answers=answer)
+        result = run(fake, agent("pay"), workflow(), pay(requires_approval=True), answers=answer)
         assert [wait.step_key for wait in seen] == ["ask/tool/1.0", "ask/tool/2.0"]
         assert workflow_functions.notes() == ["a", "a"]
         assert (fake.count, result.run.output["text"]) == (3, "Twice.")
@@ -500,13 +504,13 @@ class TestApproval:
         fake.push(calls(payment("a", 1)), {"text": "Never mind."})
         _, answer = self.decide(a=Answer(decision="timeout"))
         late = pay(requires_approval=True, approval={"timeout": "1h", "on_timeout": "reject"})
-        result = run(agent(fake, "pay"), workflow(), late, answers=answer)
+        result = run(fake, agent("pay"), workflow(), late, answers=answer)
         assert result.succeeded, result.run.error
         assert workflow_functions.notes() == []
         assert said(fake.requests[1].body["messages"])[0].startswith("Error: tool 'pay' was refused")
         fake.push(calls(payment("a", 1)))
         late["approval"] = {"timeout": "1h"}
-        result = run(agent(fake, "pay"), workflow(), late, answers=answer)
+        result = run(fake, agent("pay"), workflow(), late, answers=answer)
         assert result.run.error["code"] == "gate-timeout"
         assert fake.count == 3
 
@@ -514,7 +518,8 @@ class TestApproval:
         fake.push(calls(("slow", {"name": "slow"}), payment("a", 1)), {"text": "Both."})
         tool = function("slow", "hang_once", side_effects=True)
         result = run(
-            agent(fake, "slow", "pay"),
+            fake,
+            agent("slow", "pay"),
             workflow(timeout_s=2, retry={"max_attempts": 2, "delay_s": 0}),
             tool,
             pay(),
@@ -530,7 +535,8 @@ class TestApproval:
     def test_a_function_may_suspend_in_the_middle(self, fake):
         fake.push(calls(("wait", {}), payment("a", 1)), {"text": "Go."})
         result = run(
-            agent(fake, "wait", "pay"),
+            fake,
+            agent("wait", "pay"),
             workflow(),
             function("wait", "ask_once"),
             pay(),
@@ -556,6 +562,7 @@ class TestOffline:
             {"risk": "low"},
         ]
         result = run(
+            None,
             scripted(*replies, tools=["double"]),
             workflow({"output_schema": RISK}),
             function("double", "double"),

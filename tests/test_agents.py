@@ -9,6 +9,7 @@ import pytest
 from fake_provider import FakeProvider
 from workflow_project import open_project
 
+from agentmesh_dagster.deployment import Deployment, Endpoint
 from agentmesh_dagster.records import RunStatus, StepStatus
 from agentmesh_dagster.testing import run_workflow
 
@@ -21,13 +22,8 @@ RISK = {
 }
 
 
-def agent(fake, **more):
-    settings = {
-        "api_base": fake.base_url,
-        "api_key": "{{ secret('MODEL_KEY') }}",
-        **more.pop("model_settings", {}),
-    }
-    return {"kind": "agent", "slug": "triage", "model": "openai/first", "model_settings": settings, **more}
+def agent(**more):
+    return {"kind": "agent", "slug": "triage", "model": "openai/first", **more}
 
 
 def workflow(config=None, *after, **node):
@@ -57,8 +53,13 @@ def fake():
         yield server
 
 
-def run(documents, input=None):
-    result = run_workflow(documents, {"amount": 50} if input is None else input)
+def deployment(fake):
+    endpoint = Endpoint(api_base=fake.base_url, api_key="{{ secret('MODEL_KEY') }}")
+    return Deployment.of(endpoints={"openai": endpoint})
+
+
+def run(fake, documents, input=None):
+    result = run_workflow(documents, {"amount": 50} if input is None else input, deployment=deployment(fake))
     assert KEY not in repr((result.run, result.steps, result.events))
     return result
 
@@ -71,7 +72,7 @@ class TestPlain:
     def test_asks_and_answers_with_text_usage_and_rows(self, fake):
         fake.push({"text": "All is well.", "usage": [30, 4]})
         result = run(
-            [agent(fake, instructions="You rate refunds of {{ input.amount }}.", temperature=0.5), workflow()]
+            fake, [agent(instructions="You rate refunds of {{ input.amount }}.", temperature=0.5), workflow()]
         )
         assert result.succeeded, result.run.error
         (request,) = fake.requests
@@ -102,10 +103,10 @@ class TestPlain:
 
     def test_node_overrides_win_over_the_agents_settings(self, fake):
         documents = [
-            agent(fake, instructions="old", temperature=0.5, max_tokens=9),
+            agent(instructions="old", temperature=0.5, max_tokens=9),
             workflow({"model": "openai/other", "temperature": 0, "instructions": "new", "max_tokens": 5}),
         ]
-        assert run(documents).succeeded
+        assert run(fake, documents).succeeded
         body = fake.requests[0].body
         assert (body["model"], body["temperature"], body["messages"][0]["content"]) == ("other", 0, "new")
         assert body.get("max_tokens", body.get("max_completion_tokens")) == 5
@@ -119,21 +120,21 @@ class TestPlain:
             {"source": a["id"], "target": b["id"]}
             for a, b in zip(document["nodes"], document["nodes"][1:], strict=False)
         ]
-        assert run([agent(fake), document]).succeeded
+        assert run(fake, [agent(), document]).succeeded
         assert fake.requests[0].body["messages"] == [{"role": "user", "content": '{"a": ["ü"]}'}]
 
     def test_an_agent_after_an_agent_gets_its_text(self, fake):
         fake.push({"text": "first answer"}, {"text": "second answer"})
         second = {"id": "again", "type": "agent", "config": {"agent": "triage"}}
-        result = run([agent(fake), workflow(None, second)])
+        result = run(fake, [agent(), workflow(None, second)])
         assert fake.requests[1].body["messages"] == [{"role": "user", "content": "first answer"}]
         assert result.run.output["text"] == "second answer"
         assert (result.run.input_tokens, result.run.output_tokens) == (22, 14)
 
     def test_cost_is_summed_on_the_run(self, fake):
         fake.push({"text": "a", "usage": [1000, 500]})
-        documents = [agent(fake), workflow({"model": "openai/gpt-4o-mini"})]
-        result = run(documents)
+        documents = [agent(), workflow({"model": "openai/gpt-4o-mini"})]
+        result = run(fake, documents)
         assert result.run.cost_usd > 0
         assert result.run.cost_usd == pytest.approx(result.steps["ask/llm/1"].cost_usd)
         assert result.run.output["usage"]["cost_usd"] == pytest.approx(result.run.cost_usd)
@@ -147,14 +148,14 @@ class TestObject:
             "type": "transform",
             "config": {"output": "{{ [steps.ask.output.risk, steps.ask.output.object.why] }}"},
         }
-        result = run([agent(fake), workflow({"output_schema": RISK}, after)])
+        result = run(fake, [agent(), workflow({"output_schema": RISK}, after)])
         assert result.run.output == ["high", "large"]
         assert json.loads(result.steps["ask"].output["text"]) == {"risk": "high", "why": "large"}
         assert fake.requests[0].body["response_format"]["type"] == "json_schema"
 
     def test_a_markdown_fence_is_taken_off(self, fake):
         fake.push({"text": '```json\n{"risk": "low"}\n```'})
-        assert run([agent(fake), workflow({"output_schema": RISK})]).run.output["object"] == {"risk": "low"}
+        assert run(fake, [agent(), workflow({"output_schema": RISK})]).run.output["object"] == {"risk": "low"}
 
     @pytest.mark.parametrize(
         ("first", "shown"),
@@ -166,7 +167,7 @@ class TestObject:
     )
     def test_a_bad_object_is_repaired_in_a_second_call_that_shows_the_errors(self, fake, first, shown):
         fake.push(first, {"object": {"risk": "low"}})
-        result = run([agent(fake), workflow({"output_schema": RISK})])
+        result = run(fake, [agent(), workflow({"output_schema": RISK})])
         assert result.succeeded, result.run.error
         assert result.run.output["risk"] == "low"
         assert fake.count == 2
@@ -180,7 +181,7 @@ class TestObject:
 
     def test_bad_twice_fails_without_retry(self, fake):
         fake.push(*[{"object": {"risk": "medium"}}] * 2)
-        result = run([agent(fake), workflow({"output_schema": RISK})])
+        result = run(fake, [agent(), workflow({"output_schema": RISK})])
         assert result.run.status is RunStatus.FAILED
         assert result.run.error["code"] == "model-bad-object"
         assert "risk" in result.run.error["message"]
@@ -190,7 +191,7 @@ class TestObject:
     def test_bad_twice_then_the_next_attempt(self, fake):
         fake.push(*[{"object": {"risk": "medium"}}] * 2, {"object": {"risk": "high"}})
         result = run(
-            [agent(fake), workflow({"output_schema": RISK}, retry={"max_attempts": 2, "delay_s": 0.05})]
+            fake, [agent(), workflow({"output_schema": RISK}, retry={"max_attempts": 2, "delay_s": 0.05})]
         )
         assert result.run.output["risk"] == "high"
         assert fake.count == 3
@@ -202,7 +203,7 @@ class TestObject:
 class TestFailures:
     def test_429_then_success(self, fake):
         fake.push({"status": 429, "message": "slow down"}, {"text": "fine"})
-        result = run([agent(fake), workflow(retry={"max_attempts": 3, "delay_s": 0.05})])
+        result = run(fake, [agent(), workflow(retry={"max_attempts": 3, "delay_s": 0.05})])
         assert result.run.output["text"] == "fine"
         assert fake.count == 2
         assert result.steps["ask"].attempt == 2
@@ -213,7 +214,7 @@ class TestFailures:
 
     def test_500_until_failure(self, fake):
         fake.push(*[{"status": 500, "message": "broken"}] * 5)
-        result = run([agent(fake), workflow(retry={"max_attempts": 2, "delay_s": 0})])
+        result = run(fake, [agent(), workflow(retry={"max_attempts": 2, "delay_s": 0})])
         assert result.run.status is RunStatus.FAILED
         error = result.run.error
         assert error["domain"] == "model"
@@ -225,13 +226,13 @@ class TestFailures:
 
     def test_what_is_not_retryable_is_asked_once(self, fake):
         fake.push(*[{"status": 400, "message": "no such parameter"}] * 3)
-        result = run([agent(fake), workflow(retry={"max_attempts": 3, "delay_s": 0})])
+        result = run(fake, [agent(), workflow(retry={"max_attempts": 3, "delay_s": 0})])
         assert result.run.error["context"]["retryable"] is False
         assert fake.count == 1
 
     def test_a_hang_is_cut_by_the_nodes_timeout(self, fake):
         fake.push({"hang": True}, {"text": "awake"})
-        result = run([agent(fake), workflow(timeout_s=1.5, retry={"max_attempts": 2, "delay_s": 0})])
+        result = run(fake, [agent(), workflow(timeout_s=1.5, retry={"max_attempts": 2, "delay_s": 0})])
         assert result.succeeded, result.run.error
         assert result.run.output["text"] == "awake"
         fake.wait_for_cut()
@@ -241,7 +242,7 @@ class TestFailures:
 
     def test_a_hang_fails_the_run_with_a_timeout(self, fake):
         fake.push({"hang": True})
-        result = run([agent(fake), workflow(timeout_s=1)])
+        result = run(fake, [agent(), workflow(timeout_s=1)])
         assert result.run.error["code"] == "timeout"
         assert result.steps["ask/llm/1"].status is StepStatus.CANCELED
         fake.wait_for_cut()
@@ -249,24 +250,24 @@ class TestFailures:
     def test_the_agents_own_timeout_bounds_one_call(self, fake):
         fake.push({"hang": True}, {"text": "second"})
         documents = [
-            agent(fake, model_settings={"timeout_s": 0.5}),
+            agent(model_settings={"timeout_s": 0.5}),
             workflow(retry={"max_attempts": 2, "delay_s": 0}),
         ]
-        result = run(documents)
+        result = run(fake, documents)
         assert result.run.output["text"] == "second"
         first = next(e for e in result.events if e.type == "agent.response")
         assert first.payload["error"]["code"] == "model-timeout"
 
     def test_malformed_json_is_a_retryable_error(self, fake):
         fake.push({"malformed": True}, {"text": "whole"})
-        result = run([agent(fake), workflow(retry={"max_attempts": 2, "delay_s": 0})])
+        result = run(fake, [agent(), workflow(retry={"max_attempts": 2, "delay_s": 0})])
         assert result.run.output["text"] == "whole"
         first = next(e for e in result.events if e.type == "agent.response")
         assert first.payload["error"]["code"] == "model-malformed"
 
     def test_a_second_model_takes_over(self):
         with FakeProvider(by_model={"first": [{"status": 503}], "second": [{"text": "from two"}]}) as fake:
-            result = run([agent(fake, model=["openai/first", "openai/second"]), workflow()])
+            result = run(fake, [agent(model=["openai/first", "openai/second"]), workflow()])
             assert result.run.output["text"] == "from two"
             assert (fake.count_of("first"), fake.count_of("second")) == (1, 1)
             step = result.steps["ask/llm/1"]
@@ -276,37 +277,43 @@ class TestFailures:
 
     def test_a_missing_secret_names_itself_and_calls_nobody(self, fake, monkeypatch):
         monkeypatch.delenv("MODEL_KEY")
-        result = run([agent(fake), workflow()])
+        result = run(fake, [agent(), workflow()])
         assert result.run.status is RunStatus.FAILED
         assert "MODEL_KEY" in result.run.error["message"]
         assert fake.count == 0
 
     def test_a_provider_that_shows_the_key_does_not_get_it_into_the_journal(self, fake):
         fake.push({"status": 401, "message": f"bad key {KEY}"})
-        result = run([agent(fake), workflow()])
+        result = run(fake, [agent(), workflow()])
         assert result.run.status is RunStatus.FAILED
         fake.push({"text": f"your key is {KEY}"})
-        assert run([agent(fake), workflow()]).succeeded
+        assert run(fake, [agent(), workflow()]).succeeded
 
 
 class TestOffline:
-    def test_echo_and_script_need_no_server(self):
+    def test_echo_and_script_need_no_server(self, fake):
         echo = {"kind": "agent", "slug": "triage", "model": "offline/echo"}
-        assert run([echo, workflow()]).run.output["text"] == "Risk of 50?"
-        assert run([echo, workflow({"output_schema": RISK})]).run.output["risk"] == "low"
+        assert run(fake, [echo, workflow()]).run.output["text"] == "Risk of 50?"
+        assert run(fake, [echo, workflow({"output_schema": RISK})]).run.output["risk"] == "low"
         script = {
             **echo,
             "model": "offline/script",
             "model_settings": {"replies": ["bad", {"object": {"risk": "high"}}]},
         }
-        assert run([script, workflow({"output_schema": RISK})]).run.output["risk"] == "high"
+        assert run(fake, [script, workflow({"output_schema": RISK})]).run.output["risk"] == "high"
 
 
 @pytest.mark.parametrize("answer", ["text", "error"])
 def test_the_key_is_in_no_file_and_in_no_output(tmp_path, sqlite_url, monkeypatch, capfd, fake, answer):
     fake.push({"status": 401, "message": f"refused {KEY}"} if answer == "error" else {"text": f"hello {KEY}"})
-    with open_project(tmp_path, sqlite_url, monkeypatch) as project:
-        project.publish(agent(fake), workflow())
+    with open_project(
+        tmp_path,
+        sqlite_url,
+        monkeypatch,
+        api_base=fake.base_url,
+        api_key="{{ secret('MODEL_KEY') }}",
+    ) as project:
+        project.publish(agent(), workflow())
         result = project.execute("asking", {"amount": 1})
         assert result.success == (answer == "text")
     assert fake.count == 1

@@ -44,7 +44,6 @@ DOCUMENTS = """\
 kind: agent
 slug: writer
 model: openai/writer
-model_settings: {api_base: "<models>", api_key: none}
 ---
 kind: tool
 slug: look
@@ -224,8 +223,8 @@ def test_long_living_processes_are_flat_over_short_runs(capsys: pytest.CaptureFi
         project = Project.scaffolded(
             Path(root) / "project", AGENTMESH_HTTP_ALLOW="127.0.0.1", TMPDIR=str(folder)
         )
-        project.configure()
-        text = DOCUMENTS.replace("<models>", provider.base_url).replace("<tools>", tools.url)
+        project.configure(api_base=provider.base_url)
+        text = DOCUMENTS.replace("<tools>", tools.url)
         project.publish("short", text)
         with DevServer(project) as server, project.open_store() as store:
             load = Load(server, store, folder)

@@ -11,6 +11,7 @@ import pytest
 from fake_http import FakeHttp
 
 from agentmesh_dagster.clock import SystemClock
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.errors import DefinitionError, ToolError
 from agentmesh_dagster.runtime.functions import FunctionRegistry
 from agentmesh_dagster.runtime.secrets import EnvironmentSecrets, Secrets
@@ -243,7 +244,7 @@ def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_allow_list_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTMESH_HTTP_ALLOW", " localhost , 10.0.0.0/8 ")
-    policy = AddressPolicy.from_environment()
+    policy = AddressPolicy.of_deployment(Deployment())
     assert policy.allows_host("localhost", 80)
     assert policy.allows_address(ip_address("10.9.9.9"), 80)
     assert not policy.allows_address(ip_address("127.0.0.1"), 80)

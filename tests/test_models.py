@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from fake_provider import FakeProvider
 
+from agentmesh_dagster.deployment import Deployment, Endpoint
 from agentmesh_dagster.errors import DefinitionError, ModelError
 from agentmesh_dagster.llm.client import ModelRouter, parse_limits
 from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest, ToolOffer
@@ -23,9 +24,13 @@ SCHEMA = {"type": "object", "required": ["risk"], "properties": {"risk": {"enum"
 T = TypeVar("T")
 
 
+ENDPOINTS: dict[str, Endpoint] = {"ollama": Endpoint(provider="ollama", api_base="http://127.0.0.1:9")}
+"""Of the router under test; `request_to` says where `openai` is."""
+
+
 def run(work: Callable[[ModelRouter], Awaitable[T]], limits: dict[str, int] | None = None) -> T:
     async def body() -> T:
-        router = ModelRouter(limits or {})
+        router = ModelRouter(limits or {}, deployment=Deployment(endpoints=ENDPOINTS))
         try:
             return await work(router)
         finally:
@@ -47,10 +52,11 @@ def refused(request: ModelRequest) -> ModelError:
 
 
 def request_to(fake: FakeProvider, **changes: Any) -> ModelRequest:
+    ENDPOINTS["openai"] = Endpoint(api_base=fake.base_url, api_key=KEY)
     request = ModelRequest(
         models=("openai/fake",),
         messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}),
-        settings={"api_base": fake.base_url, "api_key": KEY, "temperature": 0.2, "max_tokens": 50},
+        settings={"temperature": 0.2, "max_tokens": 50},
         timeout_s=20,
     )
     return replace(request, **changes)
@@ -249,14 +255,14 @@ def test_real_model_falls_back_to_a_stand_in() -> None:
 
 def test_unknown_provider_is_a_bad_request(fake: FakeProvider) -> None:
     error = refused(request_to(fake, models=("nosuchthing",), settings={}))
-    assert (error.code, error.retryable) == ("model-bad-request", False)
+    assert (error.code, error.retryable) == ("model-refused", False)
     assert "nosuchthing" in error.message
 
 
 def test_settings_that_agentmesh_decides_are_refused(fake: FakeProvider) -> None:
     request = request_to(fake)
     error = refused(replace(request, settings={**request.settings, "stream": True}))
-    assert error.code == "model-bad-request"
+    assert error.code == "model-setting"
     assert "'stream'" in error.message
     assert fake.count == 0
 
@@ -290,10 +296,11 @@ from agentmesh_dagster.llm.client import ModelRouter
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.runtime.ports import ModelRequest
 assert "litellm" not in sys.modules
-request = ModelRequest(models=("openai/fake",), messages=({{"role": "user", "content": "hi"}},),
-                       settings={{"api_base": {base_url!r}, "api_key": {key!r}}})
+from agentmesh_dagster.deployment import Deployment, Endpoint
+deployment = Deployment.of(endpoints={{"openai": Endpoint(api_base={base_url!r}, api_key={key!r})}})
+request = ModelRequest(models=("openai/fake",), messages=({{"role": "user", "content": "hi"}},))
 async def main():
-    router = ModelRouter({{}})
+    router = ModelRouter({{}}, deployment=deployment)
     assert (await router.complete(request)).text == "hi"
     try:
         await router.complete(request)

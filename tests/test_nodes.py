@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from fake_http import FakeHttp
 
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.errors import DocumentInvalid
 from agentmesh_dagster.records import RunSource, RunStatus, StepStatus
 from agentmesh_dagster.testing import run_workflow
@@ -39,6 +40,7 @@ def code(id="work", function="double", input=None, **more):
 
 
 def run(workflow, input=None, *others, **options):
+    options.setdefault("deployment", Deployment.of(secrets=["SHOP_TOKEN"]))
     return run_workflow([*others, workflow], input, function_modules=FUNCTIONS, **options)
 
 

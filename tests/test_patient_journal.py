@@ -344,15 +344,11 @@ def test_each_write_passes_its_points_once_and_renewals_pass_none(
 AGENTS = ("first", "second")
 
 
-def documents(provider: FakeProvider) -> list[dict[str, Any]]:
-    settings = {"api_base": provider.base_url, "api_key": "none"}
+def documents() -> list[dict[str, Any]]:
     nodes = [{"id": name, "type": "agent", "config": {"agent": name, "prompt": "?"}} for name in AGENTS]
     order = ["start", *AGENTS, "end"]
     return [
-        *(
-            {"kind": "agent", "slug": name, "model": f"openai/{name}", "model_settings": settings}
-            for name in AGENTS
-        ),
+        *({"kind": "agent", "slug": name, "model": f"openai/{name}"} for name in AGENTS),
         {
             "kind": "workflow",
             "slug": "sample",
@@ -439,8 +435,11 @@ def test_a_database_that_is_cut_off_and_comes_back(
     provider: FakeProvider,
     journal_waits: threading.Event,
 ):
-    with TcpProxy(postgres_url) as proxy, open_project(tmp_path, proxy.url, monkeypatch) as project:
-        project.publish(*documents(provider))
+    with (
+        TcpProxy(postgres_url) as proxy,
+        open_project(tmp_path, proxy.url, monkeypatch, api_base=provider.base_url) as project,
+    ):
+        project.publish(*documents())
 
         def disturb() -> None:
             proxy.cut()
@@ -466,8 +465,8 @@ def test_a_server_that_is_stopped_and_started_again(
     try:
         url = server.get_uri()
         open_store(url, upgrade=True).close()
-        with open_project(tmp_path, url, monkeypatch) as project:
-            project.publish(*documents(provider))
+        with open_project(tmp_path, url, monkeypatch, api_base=provider.base_url) as project:
+            project.publish(*documents())
 
             def disturb() -> None:
                 server.stop()
@@ -495,9 +494,9 @@ def test_an_outage_beyond_the_bound_fails_the_run_cleanly_and_a_retry_ends_it(
     # The bound is half of the lease.
     with (
         TcpProxy(postgres_url) as proxy,
-        open_project(tmp_path, proxy.url, monkeypatch, lease_s=4) as project,
+        open_project(tmp_path, proxy.url, monkeypatch, lease_s=4, api_base=provider.base_url) as project,
     ):
-        project.publish(*documents(provider))
+        project.publish(*documents())
 
         def disturb() -> None:
             proxy.cut()
@@ -551,8 +550,8 @@ def test_a_sqlite_file_that_another_process_locks_for_a_while(
 ):
     # Shorter than ten seconds, after which SQLite gives up by itself.
     monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.1)
-    with open_project(tmp_path, sqlite_url, monkeypatch) as project:
-        project.publish(*documents(provider))
+    with open_project(tmp_path, sqlite_url, monkeypatch, api_base=provider.base_url) as project:
+        project.publish(*documents())
         file = make_url(sqlite_url).database
         assert file is not None
 

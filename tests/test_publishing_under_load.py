@@ -27,7 +27,6 @@ _SHARED = """\
 kind: agent
 slug: writer
 model: openai/writer
-model_settings: {api_base: "<models>", api_key: none}
 instructions: "<version>"
 ---
 kind: tool
@@ -71,9 +70,9 @@ edges:
 """
 
 
-def documents(version: str, models: str, tools: str) -> str:
+def documents(version: str, tools: str) -> str:
     text = _SHARED + "".join(_WORKFLOW.replace("<slug>", slug) for slug in WORKFLOWS)
-    return text.replace("<version>", version).replace("<models>", models).replace("<tools>", tools)
+    return text.replace("<version>", version).replace("<tools>", tools)
 
 
 def unfinished(store: Store, status: RunStatus) -> list[Run]:
@@ -90,8 +89,8 @@ def test_20_runs_end_as_what_they_started_with():
         FakeHttp() as tools,
     ):
         project = Project.scaffolded(Path(root) / "project", AGENTMESH_HTTP_ALLOW="127.0.0.1")
-        project.configure(lease_s=30)
-        project.publish("load", documents("first", provider.base_url, tools.url))
+        project.configure(lease_s=30, api_base=provider.base_url)
+        project.publish("load", documents("first", tools.url))
         with DevServer(project) as server, project.open_store() as store:
             # What `agentmesh dev` tells people to set: commands reload the code location by themselves.
             project.environment["AGENTMESH_DAGSTER_URL"] = server.url
@@ -137,10 +136,10 @@ def test_20_runs_end_as_what_they_started_with():
 
 def change_everything(project: Project, provider: FakeProvider, tools: FakeHttp) -> None:
     """Two new versions of all, one workflow unpublished, another one deleted, and what is called made inactive."""
-    project.publish("load", documents("second", provider.base_url, tools.url))
+    project.publish("load", documents("second", tools.url))
     project.agentmesh("unpublish", "workflow", "unpublished")
     project.agentmesh("delete", "workflow", "deleted")
-    text = documents("third", provider.base_url, tools.url)
+    text = documents("third", tools.url)
     kept = [
         part
         for part in text.split("---\n")

@@ -47,7 +47,7 @@ def postgres_databases(postgres_server: Callable[[str], str]) -> Iterator[Postgr
 
 
 @contextmanager
-def project_of(setup: str, request: pytest.FixtureRequest) -> Iterator[Project]:
+def project_of(setup: str, api_base: str, request: pytest.FixtureRequest) -> Iterator[Project]:
     """A project with its own folder for temporary files, on the databases of a setup."""
     environment = {"AGENTMESH_HTTP_ALLOW": "127.0.0.1"}
     options: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def project_of(setup: str, request: pytest.FixtureRequest) -> Iterator[Project]:
             environment["DAGSTER_POSTGRES_URL"] = os.environ["DAGSTER_POSTGRES_URL"] = url
             options = ("--postgres",)
         project = Project.scaffolded(Path(folder) / "project", *options, **environment)
-        project.configure(lease_s=LEASE_S)
+        project.configure(lease_s=LEASE_S, api_base=api_base)
         yield project
 
 
@@ -72,10 +72,10 @@ def carry_out(plan: Plan, setup: str, request: pytest.FixtureRequest, say: Calla
     with (
         FakeProvider(default={"text": "hello", "delay_s": CALL_S}) as provider,
         FakeHttp() as tools,
-        project_of(setup, request) as project,
+        project_of(setup, provider.base_url, request) as project,
     ):
         if True:
-            project.publish("kills", documents(provider.base_url, tools.url))
+            project.publish("kills", documents(tools.url))
             if plan.retried_by_dagster:
                 yaml = project.folder / ".agentmesh" / "dagster.yaml"
                 yaml.write_text(yaml.read_text() + "\nrun_retries: {enabled: true, max_retries: 3}\n")

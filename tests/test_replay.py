@@ -46,9 +46,8 @@ def code(id, function, **input):
     }
 
 
-def agent(fake):
-    settings = {"api_base": fake.base_url, "api_key": "none"}
-    return {"kind": "agent", "slug": "triage", "model": "openai/fake", "model_settings": settings}
+def agent():
+    return {"kind": "agent", "slug": "triage", "model": "openai/fake"}
 
 
 @pytest.fixture
@@ -58,13 +57,13 @@ def fake():
 
 
 @pytest.fixture
-def project(tmp_path, sqlite_url, monkeypatch):
-    with open_project(tmp_path, sqlite_url, monkeypatch) as opened:
+def project(tmp_path, sqlite_url, monkeypatch, fake):
+    with open_project(tmp_path, sqlite_url, monkeypatch, api_base=fake.base_url) as opened:
         yield opened
 
 
 def flaky_workflow(project, fake):
-    project.publish(agent(fake), chain(ask(), code("flaky", "fail_first", name="flaky")))
+    project.publish(agent(), chain(ask(), code("flaky", "fail_first", name="flaky")))
 
 
 class TestFromFailure:
@@ -102,7 +101,7 @@ class TestFromFailure:
         assert tags["agentmesh/status"] == "succeeded"
 
     def test_a_retry_of_a_retry_continues_the_same_run(self, project, fake):
-        project.publish(agent(fake), chain(ask(), code("flaky", "fail_first", name="flaky", failures=2)))
+        project.publish(agent(), chain(ask(), code("flaky", "fail_first", name="flaky", failures=2)))
         first = project.execute("sample")
         second = project.retry("sample", first.run_id)
         third = project.retry("sample", second.run_id)
@@ -126,7 +125,7 @@ class TestFromFailure:
 
     def test_a_call_that_failed_is_made_again(self, project, fake):
         fake.push({"status": 500}, {"text": "now"})
-        project.publish(agent(fake), chain(ask()))
+        project.publish(agent(), chain(ask()))
         first = project.execute("sample")
         second = project.retry("sample", first.run_id)
         assert second.success
@@ -135,7 +134,7 @@ class TestFromFailure:
 
     def test_an_agent_that_gave_bad_objects_is_asked_anew(self, project, fake):
         fake.push(*[{"object": {"risk": "medium"}}] * 2)
-        project.publish(agent(fake), chain(ask(config={"output_schema": RISK})))
+        project.publish(agent(), chain(ask(config={"output_schema": RISK})))
         first = project.execute("sample")
         assert not first.success
         fake.push({"object": {"risk": "high"}})
@@ -148,7 +147,7 @@ class TestFromFailure:
         bad, down = {"object": {"risk": "medium"}}, {"status": 500}
         fake.push(bad, down, bad, down)
         retry = {"max_attempts": 2, "delay_s": 0}
-        project.publish(agent(fake), chain(ask(config={"output_schema": RISK}, retry=retry)))
+        project.publish(agent(), chain(ask(config={"output_schema": RISK}, retry=retry)))
         first = project.execute("sample")
         assert not first.success
         fake.push({"object": {"risk": "high"}}, {"object": {"risk": "high"}})
@@ -159,7 +158,7 @@ class TestFromFailure:
 class TestRefusals:
     def test_another_answer_under_the_key_is_an_error_that_names_the_step(self, project, fake, tmp_path):
         fake.push(*[{"object": {"risk": "medium"}}] * 2)
-        project.publish(agent(fake), chain(ask(config={"output_schema": RISK})))
+        project.publish(agent(), chain(ask(config={"output_schema": RISK})))
         first = project.execute("sample")
         with sqlite3.connect(tmp_path / "store" / "agentmesh.db") as connection:
             connection.execute("UPDATE steps SET fingerprint = 'other' WHERE key = 'ask/llm/1'")
@@ -209,7 +208,7 @@ class TestRefusals:
         flaky_workflow(project, fake)
         first = project.execute("sample")
         before = project.run_row(first.run_id)
-        project.publish(agent(fake), chain(ask(), code("flaky", "fail_first", name="flaky", failures=5)))
+        project.publish(agent(), chain(ask(), code("flaky", "fail_first", name="flaky", failures=5)))
         second = project.retry("sample", first.run_id)
         assert not second.success
         failure = project.step_error(second.run_id, "flaky")
@@ -372,7 +371,8 @@ class TestKilled:
 
     def test_a_model_call_is_made_again_and_finished_ones_are_not(self, project):
         with FakeProvider([{"text": "first"}, {"hang": True}, {"text": "second"}]) as fake:
-            project.publish(agent(fake), chain(ask("one"), ask("two")))
+            project.api_base = fake.base_url
+            project.publish(agent(), chain(ask("one"), ask("two")))
             run_id = self.kill_during(project, lambda: fake.count == 2)
             result = project.retry("sample", run_id)
             assert result.success

@@ -22,7 +22,7 @@ VALUE = 'p@ss/w0rd "quoted"\n&more'
 def secrets_with(**values: str) -> Secrets:
     secrets = Secrets(EnvironmentSecrets(values))
     for name in values:
-        secrets.lookup(name)
+        secrets.of_deployment(name)
     return secrets
 
 
@@ -62,9 +62,9 @@ def test_missing_secret_says_how_to_set_it() -> None:
     with pytest.raises(
         SecretMissing, match=r"'CRM_KEY' is not configured: set the environment variable 'CRM_KEY'"
     ):
-        Secrets(EnvironmentSecrets({})).lookup("CRM_KEY")
+        Secrets(EnvironmentSecrets({})).of_deployment("CRM_KEY")
     with pytest.raises(SecretMissing, match="is empty") as caught:
-        Secrets(EnvironmentSecrets({"CRM_KEY": ""})).lookup("CRM_KEY")
+        Secrets(EnvironmentSecrets({"CRM_KEY": ""})).of_deployment("CRM_KEY")
     assert caught.value.code == "secret-missing"
 
 
@@ -124,9 +124,9 @@ def test_provider_comes_from_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(metadata, "entry_points", lambda *, group: [point] if group == point.group else [])
     monkeypatch.setenv("AGENTMESH_SECRETS_PROVIDER", "vault")
     secrets = Secrets(load_provider())
-    assert secrets.lookup("KEY") == "from the vault"
+    assert secrets.of_deployment("KEY") == "from the vault"
     with pytest.raises(SecretMissing, match="Vault"):
-        secrets.lookup("OTHER")
+        secrets.of_deployment("OTHER")
 
 
 def test_unknown_provider_is_named_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:

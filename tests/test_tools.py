@@ -18,6 +18,7 @@ import pytest
 from fake_http import FakeHttp
 
 from agentmesh_dagster.clock import SystemClock
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.errors import AgentMeshError, ToolError
 from agentmesh_dagster.runtime.functions import FunctionRegistry
 from agentmesh_dagster.runtime.secrets import EnvironmentSecrets, SecretMissing, Secrets
@@ -33,6 +34,7 @@ from agentmesh_dagster.runtime.tools.http_guard import AddressPolicy
 from agentmesh_dagster.specs.documents import ToolSpec
 
 SECRET = "s3cr3t-t0ken"
+ALL = Deployment.of(secrets=["*"])
 
 
 class FixedClock(SystemClock):
@@ -51,7 +53,7 @@ def server() -> Iterator[FakeHttp]:
 
 def context(**changes: Any) -> ToolContext:
     made = ToolContext(
-        secrets=Secrets(EnvironmentSecrets({"TOKEN": SECRET})),
+        secrets=Secrets(EnvironmentSecrets({"TOKEN": SECRET}), ALL),
         http=HttpClient(AddressPolicy(["127.0.0.0/8", "localhost"])),
         functions=FunctionRegistry(),
         clock=SystemClock(),
@@ -147,9 +149,9 @@ def test_types_of_plugins_are_called_like_others() -> None:
         async def call(self, tool: ToolSpec, config: Any, value: Any, context: ToolContext) -> Any:
             await asyncio.sleep(value.get("wait_s", 0))
             return (
-                context.secrets.lookup("TOKEN").upper()
+                context.secrets.of_deployment("TOKEN").upper()
                 + value["text"].upper()
-                + context.secrets.lookup("TOKEN")
+                + context.secrets.of_deployment("TOKEN")
             )
 
     tool = ToolSpec(slug="shout", type="shout", config={"name": "now"}, timeout_s=0.05, side_effects=True)
@@ -229,7 +231,7 @@ def test_urls_that_are_refused(url: str, message: str) -> None:
 
 
 def test_base_url_comes_first_and_is_taken_as_it_is(server: FakeHttp) -> None:
-    secrets = Secrets(EnvironmentSecrets({"BASE": server.url + "/echo"}))
+    secrets = Secrets(EnvironmentSecrets({"BASE": server.url + "/echo"}), ALL)
     call(http("{{ secret('BASE') }}/orders/{{ input.id }}"), {"id": "a/b"}, secrets=secrets)
     assert server.calls[0].path == "/echo/orders/a%2Fb"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentmesh_dagster.deployment import AllowedSecret, Deployment, Endpoint
 from agentmesh_dagster.specs.documents import AgentSpec, ToolSpec, WorkflowSpec
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS
 from agentmesh_dagster.specs.notify import BUILTIN_NOTIFY_CONFIGS, NotifyConfig
@@ -17,6 +19,7 @@ from agentmesh_dagster.specs.resolve import DocumentLibrary
 from agentmesh_dagster.validation import (
     RULES,
     Problem,
+    Target,
     rules_table,
     validate_document,
     validate_raw,
@@ -399,9 +402,6 @@ NOTIFY = [
         "type": "email",
         "to": ["anna@example.com"],
         "sender": "mesh@example.com",
-        "host": "mail.example.com",
-        "user": "mesh",
-        "password": "{{ secret('MAIL') }}",
     },
 ]
 RIGHT = {
@@ -632,16 +632,14 @@ def test_a_bare_kind_is_told_what_is_missing(kind: str) -> None:
 def test_secrets_that_are_not_configured_are_warned_of() -> None:
     document = tool(config={"url": "https://e.com", "headers": {"X": "{{ secret('K') }}"}})
     assert found(document) == []
-    known = validate_document(document, secrets_known=lambda name: name == "K")
+    known = validate_document(document, target=Target(has_secret=lambda name: name == "K"))
     assert known.problems == ()
-    [problem] = validate_document(document, secrets_known=lambda _: False).problems
+    [problem] = validate_document(document, target=Target(has_secret=lambda _: False)).problems
     assert (problem.code, problem.path, problem.severity) == (
         "secret-unconfigured",
         "config.headers.X",
         "warning",
     )
-    keyed = agent(model_settings={"api_key": "{{ secret('K') }}"})
-    assert found(keyed, secrets_known=lambda _: False) == [("secret-unconfigured", "model_settings.api_key")]
 
 
 def pay_flow(*, gate: bool) -> dict[str, Json]:
@@ -824,18 +822,134 @@ def test_a_plugins_notifier_is_known_where_it_is_installed() -> None:
     assert checked.checked.problems == ()
 
 
-def test_an_email_notifier_has_user_and_password_or_neither() -> None:
+def test_an_email_notifier_names_no_server() -> None:
     notify = [{"type": "email", "to": "a@e.com", "sender": "b@e.com", "host": "h", "user": "u"}]
-    [problem] = validate_document(changed(G, "nodes.1.notify", notify)).problems
-    assert (problem.code, problem.path) == ("field-invalid", "nodes[1].notify[0]")
-    assert "password" in problem.message
+    problems = validate_document(changed(G, "nodes.1.notify", notify)).problems
+    assert [(p.code, p.path, p.severity) for p in problems] == [
+        ("mail-server", "nodes[1].notify[0].host", "error"),
+        ("mail-server", "nodes[1].notify[0].user", "error"),
+    ]
+    assert all("mail=MailServer" in str(problem) for problem in problems)
+
+
+def of_deployment(document: Json, **allowed: Any) -> list[tuple[str, str, str]]:
+    """What a deployment says of a document that is published."""
+    target = Target(deployment=Deployment.of(**allowed), project="shop", is_publishing=True)
+    return [(p.code, p.path, p.severity) for p in validate_document(document, target=target).problems]
+
+
+def test_what_the_deployment_does_not_allow_is_an_error_when_published_and_a_warning_before() -> None:
+    document = tool(config={"url": "https://a.e.com/x", "headers": {"X": "{{ secret('CRM_KEY') }}"}})
+    place = ("secret-refused", "config.headers.X", "error")
+    assert of_deployment(document) == [place]
+    stored = validate_document(document, target=Target(deployment=Deployment(), project="shop"))
+    assert [problem.severity for problem in stored.problems] == ["warning"]
+    assert stored.document is not None
+    assert "secrets=['CRM_KEY']" in str(stored.problems[0])
+    assert "resources/__init__.py" in str(stored.problems[0])
+    for secret in ("CRM_KEY", "CRM_*", AllowedSecret("CRM_*", hosts=("*.e.com",), projects=("shop",))):
+        assert of_deployment(document, secrets=[secret]) == []
+    elsewhere = AllowedSecret("CRM_KEY", projects=("other",))
+    assert of_deployment(document, secrets=[elsewhere]) == [place]
+    for hosts in (("b.e.com",), ("e.com",), ("a.e.com:444",)):
+        allowed = AllowedSecret("CRM_KEY", hosts=hosts)
+        assert of_deployment(document, secrets=[allowed]) == [("secret-host", *place[1:])]
+
+
+@pytest.mark.parametrize("name", ["AGENTMESH_DATABASE_URL", "DAGSTER_POSTGRES_URL", "agentmesh_token"])
+def test_secrets_of_agentmesh_and_dagster_are_never_allowed(name: str) -> None:
+    document = tool(config={"url": "https://e.com", "headers": {"X": f"{{{{ secret('{name}') }}}}"}})
+    for pattern in ("*", name, f"{name[:4]}*"):
+        assert of_deployment(document, secrets=[pattern]) == [("secret-refused", "config.headers.X", "error")]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "ollama/llama3",
+        "custom/x",
+        "custom_openai/x",
+        "gpt-5-mini",
+        "huggingface/https://evil.example/x",
+        "openai/../../x",
+        "openai/x?key=1",
+        "openai/x y",
+        "gemini/models/../x",
+        "offline/other",
+        "os.environ/OPENAI_API_KEY",
+        "local/llama3",
+    ],
+)
+def test_models_that_neither_the_deployment_nor_a_provider_has(model: str) -> None:
+    assert of_deployment(agent(model=["openai/gpt-5-mini", model])) == [
+        ("model-refused", "model[1]", "error")
+    ]
+    in_node = {
+        "kind": "workflow",
+        "slug": "w",
+        "nodes": [
+            {"id": "start", "type": "start"},
+            {
+                "id": "a",
+                "type": "agent",
+                "config": {"agent": "b", "prompt": "?", "model": model},
+                "timeout_s": 5,
+            },
+            {"id": "end", "type": "end"},
+        ],
+        "edges": [{"source": "start", "target": "a"}, {"source": "a", "target": "end"}],
+    }
+    assert of_deployment(in_node) == [("model-refused", "nodes[1].config.model", "error")]
+
+
+def test_an_endpoint_is_named_before_the_slash() -> None:
+    local = Endpoint(api_base="http://127.0.0.1:11434/v1", projects=("shop",))
+    assert of_deployment(agent(model="local/llama3"), endpoints={"local": local}) == []
+    others = replace(local, projects=("other",))
+    assert of_deployment(agent(model="local/llama3"), endpoints={"local": others}) == [
+        ("model-refused", "model", "error")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "word"),
+    [
+        ("api_base", "http://127.0.0.1:1/v1", "endpoints="),
+        ("base_url", "http://127.0.0.1:1/v1", "endpoints="),
+        ("api_key", "{{ secret('K') }}", "endpoints="),
+        ("extra_headers", {"X": "y"}, "endpoints="),
+        ("aws_secret_access_key", "x", "endpoints="),
+        ("vertex_credentials", "/etc/passwd", "endpoints="),
+        ("custom_llm_provider", "openai", "endpoints="),
+        ("fallbacks", [{"model": "openai/x"}], "There are"),
+        ("mock_response", "x", "There are"),
+        ("metadata", {"x": "y"}, "There are"),
+        ("stream", True, "There are"),
+        ("top_p", 2, "less than or equal"),
+        ("stop", {"a": "b"}, "valid"),
+    ],
+)
+def test_settings_that_are_not_a_documents_to_make(setting: str, value: Json, word: str) -> None:
+    problems = validate_document(agent(model_settings={setting: value})).problems
+    found_at = [(p.code, p.path, p.severity) for p in problems if p.code == "model-setting"]
+    assert found_at == [("model-setting", f"model_settings.{setting}", "error")]
+    assert word in str(next(p for p in problems if p.code == "model-setting"))
+
+
+def test_values_of_the_deployment_that_are_not_there() -> None:
+    document = agent(
+        instructions="You sell in {{ config.region }}.", model_settings={"top_p": "{{ config.top_p }}"}
+    )
+    assert of_deployment(document, config={"region": "EU"}) == [
+        ("config-missing", "model_settings.top_p", "error")
+    ]
+    assert found(document) == []
 
 
 def test_secrets_of_notifiers_are_looked_for() -> None:
     document = changed(G, "nodes.1.notify", NOTIFY)
-    assert found(document, secrets_known=lambda _: False) == [
+    assert found(document, target=Target(has_secret=lambda _: False)) == [
         ("secret-unconfigured", "nodes[1].notify[1].secret"),
-        ("secret-unconfigured", "nodes[1].notify[2].password"),
     ]
 
 
@@ -909,8 +1023,10 @@ def test_every_rule_stands_in_the_table_and_is_tested() -> None:
     elsewhere = {
         # Tested above by themselves, in test_resolve.py, or in the other files test_validation_*.py.
         "node-id-invalid", "node-id-collision", "node-unreachable", "branch-no-default", "input-undeclared",
-        "timeout-missing", "secret-unconfigured", "side-effect-ungated", "mapping-missing", "mapping-unknown",
-        "mapping-mismatch", "document-duplicate", "job-name-collision", "reference-missing", "reference-inactive",
+        "timeout-missing", "secret-unconfigured", "secret-refused", "secret-host", "model-setting", "model-refused",
+        "mail-server", "mail-unconfigured", "config-missing", "side-effect-ungated", "mapping-missing",
+        "mapping-unknown", "mapping-mismatch", "document-duplicate", "job-name-collision",
+        "reference-missing", "reference-inactive",
         "reference-conflict", "reference-cycle", "too-many-for-max-steps", "output-schema-shadowed", "join-too-many",
         "function-unknown", "function-unavailable",
             "body-start-end", "node-id-shadows", "branch-name-invalid", "wait-too-many", "too-many-iterations",
@@ -1032,7 +1148,7 @@ graphs = st.fixed_dictionaries(
 @given(values | graphs | graphs)
 def test_garbage_is_refused_and_never_crashes(raw: Json) -> None:
     library = DocumentLibrary([ToolSpec.model_validate(tool(slug="tool", input_schema=SCHEMA))])
-    direct = validate_document(raw, library=library, secrets_known=lambda _: False)
+    direct = validate_document(raw, library=library, target=Target(has_secret=lambda _: False))
     for result in (direct, *(source.checked for source in validate_raw([raw], library=library))):
         assert (result.document is None) == bool(result.errors)
         assert all(problem.code in RULES and str(problem) for problem in result.problems)

@@ -18,10 +18,16 @@ from agentmesh_dagster.testing import publish_documents
 
 TESTS = Path(__file__).parent
 CODE_LOCATION = """\
-from agentmesh_dagster import AgentMesh, build_code_location
+from agentmesh_dagster import AgentMesh, Endpoint, build_code_location
+from agentmesh_dagster.deployment import Deployment
 
 location = build_code_location(
-    AgentMesh(database_url={url!r}, function_modules=("workflow_functions",), lease_s={lease_s!r})
+    AgentMesh(
+        database_url={url!r},
+        function_modules=("workflow_functions",),
+        lease_s={lease_s!r},
+        deployment=Deployment.of(endpoints={{"openai": Endpoint(api_base={api_base!r}, api_key={api_key!r})}}),
+    )
 )
 """
 WORKSPACE = "load_from: [{{python_file: {{relative_path: definitions/code_location_{number}.py}}}}]\n"
@@ -31,13 +37,21 @@ class Project:
     """Publishes documents and runs them through Dagster on a persistent instance."""
 
     def __init__(
-        self, folder: Path, database_url: str, instance: dg.DagsterInstance, lease_s: float = 60.0
+        self,
+        folder: Path,
+        database_url: str,
+        instance: dg.DagsterInstance,
+        lease_s: float = 60.0,
+        api_base: str | None = None,
+        api_key: str | None = None,
     ) -> None:
         self.folder = folder
         self.instance = instance
         self.agentmesh = AgentMesh(
             database_url=database_url, function_modules=("workflow_functions",), lease_s=lease_s
         )
+        self.api_base, self.api_key = api_base, api_key
+        """Where the models of `openai/` are."""
         self._locations = 0
 
     @property
@@ -52,7 +66,12 @@ class Project:
         DefinitionsLoadContext._instance = None
         published = publish_documents(self.store, list(documents))
         self._locations += 1
-        text = CODE_LOCATION.format(url=self.agentmesh.database_url, lease_s=self.agentmesh.lease_s)
+        text = CODE_LOCATION.format(
+            url=self.agentmesh.database_url,
+            lease_s=self.agentmesh.lease_s,
+            api_base=self.api_base,
+            api_key=self.api_key,
+        )
         (self.folder / "definitions").mkdir(exist_ok=True)
         (self.folder / "definitions" / f"code_location_{self._locations}.py").write_text(text)
         (self.folder / "workspace.yaml").write_text(WORKSPACE.format(number=self._locations))
@@ -111,7 +130,14 @@ class Project:
 
 
 @contextmanager
-def open_project(folder: Path, database_url: str, monkeypatch, lease_s: float = 60.0) -> Iterator[Project]:
+def open_project(
+    folder: Path,
+    database_url: str,
+    monkeypatch,
+    lease_s: float = 60.0,
+    api_base: str | None = None,
+    api_key: str | None = None,
+) -> Iterator[Project]:
     home = folder / "dagster-home"
     home.mkdir()
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
@@ -121,4 +147,4 @@ def open_project(folder: Path, database_url: str, monkeypatch, lease_s: float = 
     paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     with dg.DagsterInstance.get() as instance:
-        yield Project(folder, database_url, instance, lease_s)
+        yield Project(folder, database_url, instance, lease_s, api_base, api_key)

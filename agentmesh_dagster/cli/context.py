@@ -22,6 +22,7 @@ from agentmesh_dagster.settings import database_url
 
 if TYPE_CHECKING:
     from agentmesh_dagster.authoring import Authoring
+    from agentmesh_dagster.deployment import Deployment
     from agentmesh_dagster.specs.problems import Problem
     from agentmesh_dagster.store import Store
 
@@ -117,14 +118,29 @@ class CliContext:
                 code="no-project",
             )
 
-    def authoring(self, store: Store | None = None) -> Authoring:
-        """Reading, checking, storing and publishing documents, as this user; default with `store()`."""
+    def authoring(self, store: Store | None = None, *, deployment: Deployment | None = None) -> Authoring:
+        """Reading, checking, storing and publishing documents, as this user.
+
+        Args:
+            store: Default: `store()`.
+            deployment: What documents may use; without one, that is not checked.
+        """
         from agentmesh_dagster.authoring import Authoring
 
         if str(self.root) not in sys.path:
             # Functions of documents are looked up where runs find them, too.
             sys.path.append(str(self.root))
-        return Authoring(store or self.store(), self.project, actor=actor())
+        return Authoring(store or self.store(), self.project, actor=actor(), deployment=deployment)
+
+    def deployment(self) -> Deployment:
+        """What documents may use, as the project's `resources/__init__.py` says.
+
+        Raises:
+            DefinitionError: The file cannot be loaded (code `resources`).
+        """
+        from agentmesh_dagster.orchestration.agentmesh import agentmesh_of_folder
+
+        return agentmesh_of_folder(self.root).deployment
 
 
 pass_cli = click.make_pass_decorator(CliContext)

@@ -10,10 +10,15 @@ from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from agentmesh_dagster.constants import DEFAULT_PROJECT
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.errors import DefinitionError, ModelError
+from agentmesh_dagster.llm.destinations import find_destination
 from agentmesh_dagster.llm.litellm_client import LiteLLMClient
 from agentmesh_dagster.llm.offline import OFFLINE_PREFIX, complete_offline
 from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest
+from agentmesh_dagster.runtime.secrets import EnvironmentSecrets, Secrets, provider_keys
+from agentmesh_dagster.specs.models import setting_problems
 
 __all__ = ["ENV_MODEL_MAX_CONCURRENT", "ModelRouter", "parse_limits", "provider_of"]
 
@@ -32,14 +37,26 @@ class ModelRouter:
         limits: Calls that may run at once, by model (`openai/gpt-5-mini`), by provider (`openai`, for all its
             models together), or `*` for each model that is not named. Default:
             `AGENTMESH_MODEL_MAX_CONCURRENT`, else no bound. The wait for a place is not part of `timeout_s`.
-        live: Calls real models.
+        deployment: Where its endpoints are.
+        project: Whose documents ask.
+        secrets: What endpoints name, and what is taken out of errors. Default: environment variables.
     """
 
-    def __init__(self, limits: Mapping[str, int] | None = None, live: LiteLLMClient | None = None) -> None:
+    def __init__(
+        self,
+        limits: Mapping[str, int] | None = None,
+        *,
+        deployment: Deployment = Deployment(),  # noqa: B008 - a frozen record
+        project: str = DEFAULT_PROJECT,
+        secrets: Secrets | None = None,
+    ) -> None:
         if limits is None:
             limits = parse_limits(os.environ.get(ENV_MODEL_MAX_CONCURRENT, ""))
         self._limits = dict(limits)
-        self._live = live or LiteLLMClient()
+        self._deployment = deployment
+        self._project = project
+        self._secrets = secrets or Secrets(EnvironmentSecrets(), known=provider_keys())
+        self._live = LiteLLMClient(self._secrets)
         # A semaphore belongs to the event loop that it was first waited on.
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = (
             WeakKeyDictionary()
@@ -53,8 +70,13 @@ class ModelRouter:
 
         Raises:
             ModelError: No model answered: the last error, with the errors before it as `failures` in its
-                context.
+                context. Or a setting is not one that documents may make (code `model-setting`), or a model one that
+                they may not call (`model-refused`).
         """
+        for wrong in setting_problems(request.settings, with_templates=False):
+            raise ModelError(
+                f"model_settings: {wrong.message}: {wrong.mend}", code="model-setting", retryable=False
+            )
         failures: list[dict[str, Any]] = []
         for left, model in zip(range(len(request.models), 0, -1), request.models, strict=True):
             try:
@@ -72,7 +94,8 @@ class ModelRouter:
     async def _complete(self, model: str, request: ModelRequest) -> ModelReply:
         if model.startswith(OFFLINE_PREFIX):
             return await complete_offline(model, request)
-        return await self._live.complete(model, request)
+        destination = find_destination(model, self._deployment, self._project, self._secrets)
+        return await self._live.complete(destination, request)
 
     @asynccontextmanager
     async def _place(self, model: str) -> AsyncGenerator[None, None]:

@@ -21,43 +21,21 @@ from typing import Any, Final, cast
 from pydantic import ValidationError
 
 from agentmesh_dagster.errors import ModelError
+from agentmesh_dagster.llm.destinations import Destination
+from agentmesh_dagster.llm.litellm_internals import guard_clients, outgoing_to
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.ports import ModelReply, ModelRequest, ToolOffer
-from agentmesh_dagster.runtime.secrets import Redactor
+from agentmesh_dagster.runtime.secrets import Secrets
+from agentmesh_dagster.specs.models import endpoint_word
 
 __all__ = ["DEFAULT_TIMEOUT_S", "LiteLLMClient", "preload"]
 
 DEFAULT_TIMEOUT_S: Final = 600.0
-_DETAIL_SHOWN: Final = 500
-_SECRET_NAME: Final = re.compile(r"key|token|secret|password|credential|auth|header", re.IGNORECASE)
-_SECRET_VARIABLE: Final = re.compile(r"(API_?KEY|TOKEN|SECRET|PASSWORD|ACCESS_KEY)\w*\Z")
+_DETAIL_SHOWN: Final = 200
 # A key of which a provider shows a part, as in 'Incorrect API key provided: sk-ab***yz'.
 _MASKED_KEY: Final = re.compile(r"\b(sk|pk|gsk|xai|AIza)[-_]?[\w*-]*\*{3,}[\w*-]*")
-# What AgentMesh decides itself.
-_RESERVED: Final = frozenset(
-    (
-        "model",
-        "messages",
-        "stream",
-        "stream_options",
-        "n",
-        "num_retries",
-        "max_retries",
-        "fallbacks",
-        "context_window_fallback_dict",
-        "response_format",
-        "timeout",
-        "callbacks",
-        "success_callback",
-        "failure_callback",
-        "logger_fn",
-        "acompletion",
-        "mock_response",
-        "caching",
-    )
-)
-# The same, where an agent has tools.
-_RESERVED_WITH_TOOLS: Final = frozenset(("tools", "functions", "function_call"))
+# Settings that are AgentMesh's own.
+_OWN_SETTINGS: Final = frozenset(("timeout_s", "replies"))
 _load_lock = threading.Lock()
 
 
@@ -89,67 +67,76 @@ def preload() -> Any:
             logger = logging.getLogger(name)
             logger.setLevel(logging.CRITICAL)
             logger.propagate = False
+        guard_clients()
         # httpx logs every URL at INFO, and some providers take the key in the URL.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         return litellm
 
 
 class LiteLLMClient:
-    """Calls one model at a time; without state of its own."""
+    """Calls one model at a time.
 
-    def __init__(self) -> None:
+    Args:
+        secrets: For `redact`: what a provider answers may repeat a key.
+    """
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
         self._litellm: Any = None
 
-    async def complete(self, model: str, request: ModelRequest) -> ModelReply:
+    async def complete(self, destination: Destination, request: ModelRequest) -> ModelReply:
         """Calls a model once.
 
         Args:
-            model: LiteLLM's name of the model.
-            request: What to ask; its `models` are not looked at.
+            destination: Which model, and where it is.
+            request: What to ask; its `models` are not looked at, and its settings are such as documents may make.
 
         Returns:
             The reply, with the tokens that the provider counted, and the cost by LiteLLM's price list: 0.0
-            where the price is not known.
+            where the price is not known. It may repeat a key.
 
         Raises:
             ModelError: The call failed. Its code is `model-rate-limited`, `model-timeout`,
-                `model-unavailable`, `model-auth`, `model-bad-request` or `model-malformed` (the answer could
-                not be read); all but `model-auth` and `model-bad-request` are retryable. No key is in the
-                message.
+                `model-unavailable`, `model-auth`, `model-bad-request`, `model-malformed` (the answer could
+                not be read) or `model-host` (it would have gone to a host that is not the destination's); all but
+                `model-auth`, `model-bad-request` and `model-host` are retryable. No key is in the message.
         """
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(preload)
-        arguments = _arguments(self._litellm, model, request)
+        arguments = _arguments(self._litellm, destination, request)
         timeout_s = arguments["timeout"]
         failure: ModelError
-        try:
-            # LiteLLM's own time-out bounds each wait for the network; this one bounds the whole call.
-            response = await asyncio.wait_for(self._litellm.acompletion(**arguments), timeout_s)
-            return self._reply(model, response)
-        except asyncio.TimeoutError:
-            failure = _error(self._litellm, model, f"did not answer within {timeout_s:g} s", "model-timeout")
-        except ModelError as error:
-            failure = error
-        except Exception as error:  # noqa: BLE001 - LiteLLM passes on errors of many libraries; none is lost
-            failure = self._mapped(model, request.settings, error, timeout_s)
+        with outgoing_to(destination) as outgoing:
+            try:
+                # LiteLLM's own time-out bounds each wait for the network; this one bounds the whole call.
+                response = await asyncio.wait_for(self._litellm.acompletion(**arguments), timeout_s)
+                return self._reply(destination, response)
+            except asyncio.TimeoutError:
+                failure = _error(destination, f"did not answer within {timeout_s:g} s", "model-timeout")
+            except ModelError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 - LiteLLM passes on errors of many libraries; none is lost
+                failure = self._mapped(destination, error, timeout_s)
+        if outgoing.refused:
+            failure = _error(destination, _host_problem(destination, outgoing.refused), "model-host")
         # Outside the handlers: a chained error would show what was redacted.
         raise failure
 
-    def _reply(self, model: str, response: Any) -> ModelReply:
+    def _reply(self, destination: Destination, response: Any) -> ModelReply:
         choices = getattr(response, "choices", None)
         if not choices or getattr(choices[0], "message", None) is None:
-            raise _error(self._litellm, model, "answered without a message", "model-malformed")
+            raise _error(destination, "answered without a message", "model-malformed")
         message = choices[0].message
         usage = getattr(response, "usage", None)
         text = message.content
         if text is not None and not isinstance(text, str):
-            raise _error(self._litellm, model, "answered with a message that is no text", "model-malformed")
+            raise _error(destination, "answered with a message that is no text", "model-malformed")
         return ModelReply(
             text=text or "",
-            model=model,
+            model=destination.name,
             input_tokens=getattr(usage, "prompt_tokens", None) or 0,
             output_tokens=getattr(usage, "completion_tokens", None) or 0,
-            cost_usd=self._cost_usd(model, response),
+            cost_usd=self._cost_usd(destination.model, response),
             finish_reason=choices[0].finish_reason or "stop",
             tool_calls=tuple(_tool_call(call) for call in getattr(message, "tool_calls", None) or ()),
         )
@@ -160,24 +147,22 @@ class LiteLLMClient:
         except Exception:  # noqa: BLE001 - no price is known (a local model, a new one): that fails no call
             return 0.0
 
-    def _mapped(
-        self, model: str, settings: Mapping[str, Json], error: Exception, timeout_s: float
-    ) -> ModelError:
+    def _mapped(self, destination: Destination, error: Exception, timeout_s: float) -> ModelError:
         status: object = getattr(error, "status_code", None)
         code = _code(error, status if isinstance(status, int) else None)
         if code == "model-timeout":
-            return _error(self._litellm, model, f"did not answer within {timeout_s:g} s", code)
-        detail = _redacted(str(getattr(error, "message", None) or error), settings)
+            return _error(destination, f"did not answer within {timeout_s:g} s", code)
+        detail = _shortened(self._secrets.redact(str(getattr(error, "message", None) or error)))
         words = {
             "model-rate-limited": "refused the call for now (rate limit)",
-            "model-auth": "refused the key: look at 'api_key' in model_settings, or the provider's variable",
+            "model-auth": "refused the key: look at the endpoint's 'api_key', or the provider's environment variable",
             "model-bad-request": "refused the request",
             "model-malformed": "answered with what cannot be read",
             "model-unavailable": "could not be reached, or failed",
         }
         shown = f" with status {status}" if isinstance(status, int) and code != "model-malformed" else ""
         answered = status if isinstance(status, int) and _has_answered(error, code) else None
-        return _error(self._litellm, model, f"{words[code]}{shown}: {detail}", code, status=answered)
+        return _error(destination, f"{words[code]}{shown}: {detail}", code, status=answered)
 
     async def aclose(self) -> None:
         """Closes the connections that LiteLLM keeps for the running event loop."""
@@ -185,25 +170,14 @@ class LiteLLMClient:
             await self._litellm.close_litellm_async_clients()
 
 
-def _arguments(litellm: Any, model: str, request: ModelRequest) -> dict[str, Any]:
-    settings = dict(request.settings)
-    own_timeout: Json = settings.pop("timeout_s", None)
+def _arguments(litellm: Any, destination: Destination, request: ModelRequest) -> dict[str, Any]:
+    own_timeout: Json = request.settings.get("timeout_s")
+    settings = {name: value for name, value in request.settings.items() if name not in _OWN_SETTINGS}
     bounds = [float(bound) for bound in (request.timeout_s, own_timeout) if bound is not None]
-    reserved = sorted(
-        (_RESERVED | _RESERVED_WITH_TOOLS if request.tools else _RESERVED).intersection(settings)
-    )
-    if reserved:
-        raise _error(
-            litellm,
-            model,
-            f"cannot be called: model_settings may not hold {reserved[0]!r}",
-            "model-bad-request",
-        )
-    if request.tools and not _takes_tools(litellm, model, settings):
+    if request.tools and not _takes_tools(litellm, destination):
         # LiteLLM would leave them out without a word.
         raise _error(
-            litellm,
-            model,
+            destination,
             "cannot be offered tools: LiteLLM knows no way to call tools with it; take another model, or an agent "
             "without tools",
             "model-bad-request",
@@ -213,7 +187,8 @@ def _arguments(litellm: Any, model: str, request: ModelRequest) -> dict[str, Any
         # A parameter that a model does not know is left out: a list of models shares one set of settings.
         "drop_params": True,
         **settings,
-        "model": model,
+        **destination.arguments,
+        "model": destination.model,
         "timeout": min(bounds, default=DEFAULT_TIMEOUT_S),
         "num_retries": 0,
         "max_retries": 0,
@@ -221,7 +196,7 @@ def _arguments(litellm: Any, model: str, request: ModelRequest) -> dict[str, Any
     }
     if request.output_schema is not None:
         schema = dict(request.output_schema)
-        if _takes_schema(litellm, model, settings, bool(request.tools)):
+        if _takes_schema(litellm, destination, bool(request.tools)):
             arguments["response_format"] = {
                 "type": "json_schema",
                 "json_schema": {"name": "output", "schema": schema},
@@ -234,33 +209,31 @@ def _arguments(litellm: Any, model: str, request: ModelRequest) -> dict[str, Any
         arguments["_skip_mcp_handler"] = True
         if not request.may_call:
             arguments["tool_choice"] = "none"
-    if request.idempotency_key and _provider(litellm, model, settings) == "openai":
-        headers = cast("dict[str, Any]", settings.get("extra_headers") or {})
+    if request.idempotency_key and destination.provider == "openai":
+        headers = cast("dict[str, Any]", destination.arguments.get("extra_headers") or {})
         arguments["extra_headers"] = {"Idempotency-Key": request.idempotency_key, **headers}
     arguments["messages"] = [dict(message) for message in messages]
     return arguments
 
 
-def _takes_schema(litellm: Any, model: str, settings: Mapping[str, Json], has_tools: bool) -> bool:
+def _takes_schema(litellm: Any, destination: Destination, has_tools: bool) -> bool:
     """Whether `response_format` may carry a schema: OpenAI-compatible servers, and models known to take one.
 
     For some of the others LiteLLM makes a tool of the schema, which does not go together with an agent's own.
     """
-    if settings.get("api_base") or _provider(litellm, model, settings) == "openai":
+    if destination.has_own_server or destination.provider == "openai":
         return True
-    return not has_tools and bool(litellm.supports_response_schema(model=model))
+    return not has_tools and bool(litellm.supports_response_schema(model=destination.model))
 
 
-def _takes_tools(litellm: Any, model: str, settings: Mapping[str, Json]) -> bool:
+def _takes_tools(litellm: Any, destination: Destination) -> bool:
     """Whether LiteLLM hands tools on; of a model that it does not know, the call itself says what is wrong."""
-    try:
-        name, provider, _, _ = litellm.get_llm_provider(model, api_base=settings.get("api_base"))
-    except Exception:  # noqa: BLE001 - an unknown model
-        return True
     with warnings.catch_warnings():
         # LiteLLM imports the provider's part here, with warnings that are its own to mend.
         warnings.simplefilter("ignore")
-        known = litellm.get_supported_openai_params(model=name, custom_llm_provider=provider)
+        known = litellm.get_supported_openai_params(
+            model=destination.model.partition("/")[2], custom_llm_provider=destination.provider
+        )
     return known is None or "tools" in known
 
 
@@ -280,20 +253,12 @@ def _schema_text(schema: dict[str, Any]) -> str:
     )
 
 
-def _provider(litellm: Any, model: str, settings: Mapping[str, Json] | None = None) -> str:
-    try:
-        _, provider, _, _ = litellm.get_llm_provider(model, api_base=(settings or {}).get("api_base"))
-    except Exception:  # noqa: BLE001 - an unknown model: the call itself says so
-        return model.partition("/")[0] if "/" in model else ""
-    return str(provider)
-
-
-def _error(litellm: Any, model: str, problem: str, code: str, *, status: int | None = None) -> ModelError:
+def _error(destination: Destination, problem: str, code: str, *, status: int | None = None) -> ModelError:
     return ModelError(
-        f"the model {model!r} {problem}",
-        provider=_provider(litellm, model),
-        model=model,
-        retryable=code not in ("model-auth", "model-bad-request"),
+        f"the model {destination.name!r} {problem}",
+        provider=destination.provider,
+        model=destination.name,
+        retryable=code not in ("model-auth", "model-bad-request", "model-host"),
         code=code,
         context=None if status is None else {"status": status},
     )
@@ -307,6 +272,14 @@ def _has_answered(error: Exception, code: str) -> bool:
         names |= {cls.__name__ for cls in type(cause).__mro__}
         cause = cause.__cause__ or cause.__context__
     return code != "model-malformed" and not names & {"APIConnectionError", "TransportError"}
+
+
+def _host_problem(destination: Destination, host: str) -> str:
+    allowed = ", ".join(rule.host for rule in destination.hosts)
+    return (
+        f"was not asked: the request, or a redirect of it, would go to {host!r}, and calls go to {allowed} only. "
+        f"{endpoint_word()}"
+    )
 
 
 def _code(error: Exception, status: int | None) -> str:
@@ -339,30 +312,11 @@ def _is_unreadable(error: Exception) -> bool:
     return False
 
 
-def _redacted(text: str, settings: Mapping[str, Json]) -> str:
-    """An error's text without keys, on one line, cut."""
-    known = _secret_values(settings, False)
-    known |= {
-        value for name, value in os.environ.items() if len(value) >= 8 and _SECRET_VARIABLE.search(name)
-    }
+def _shortened(text: str) -> str:
+    """A provider's text on one line, cut."""
     text = text.partition("Traceback (most recent call last)")[0]
-    text = _MASKED_KEY.sub("***", Redactor(known).redact_text(text))
-    text = " ".join(text.replace("litellm.", "").split())
+    text = " ".join(_MASKED_KEY.sub("***", text).replace("litellm.", "").split())
     return text if len(text) <= _DETAIL_SHOWN else text[: _DETAIL_SHOWN - 3] + "..."
-
-
-def _secret_values(value: Json, is_secret: bool) -> set[str]:
-    """Strings under names such as `api_key` or `extra_headers`, at any depth."""
-    if isinstance(value, str):
-        return {value} if is_secret else set()
-    found: set[str] = set()
-    if isinstance(value, Mapping):
-        for name, item in cast("Mapping[str, Json]", value).items():
-            found |= _secret_values(item, is_secret or _SECRET_NAME.search(name) is not None)
-    elif isinstance(value, list):
-        for item in cast("list[Json]", value):
-            found |= _secret_values(item, is_secret)
-    return found
 
 
 def _tool_call(call: Any) -> dict[str, Json]:

@@ -76,7 +76,9 @@ def build_code_location(
     publications = agentmesh.store().publications
     handed = handed_metadata(METADATA_PUBLICATION)
     if handed is None:
-        Authoring(agentmesh.store(), agentmesh.project, actor="agentmesh").sync_system()
+        Authoring(
+            agentmesh.store(), agentmesh.project, actor="agentmesh", deployment=agentmesh.deployment
+        ).sync_system()
     number = int(handed) if handed is not None else publications.newest_id(agentmesh.project)
     executors = named_executors(default_executor)
     resource = agentmesh.resource()

@@ -13,7 +13,8 @@ from agentmesh_dagster.compiler.job import console_config
 from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.constants import FINALIZE_JOB, TAG_CLAIM
 from agentmesh_dagster.errors import RunRefused
-from agentmesh_dagster.orchestration.host import AgentMesh, Host
+from agentmesh_dagster.orchestration.agentmesh import AgentMesh, agentmesh_of_folder
+from agentmesh_dagster.orchestration.host import Host
 from agentmesh_dagster.orchestration.run_holder import HoldingExecutor
 from agentmesh_dagster.records import Run
 from agentmesh_dagster.runtime.finalize import finalize_run, note_finalized, open_finalizing
@@ -81,7 +82,7 @@ class _OneFinalizer:
 
 def job_of_project(root: str) -> dg.JobDefinition:
     """The job, in a folder without a code location."""
-    return build_finalize_job(AgentMesh.of_project(Path(root)))
+    return build_finalize_job(agentmesh_of_folder(Path(root)))
 
 
 def _finalize(host: Host, context: dg.OpExecutionContext) -> Run:

@@ -1,18 +1,15 @@
-"""The process's side of AgentMesh: the store, the environment, the sessions of its runs. The resource `agentmesh`."""
+"""The process's side of AgentMesh: the environment and the sessions of its runs. The resource `agentmesh`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import dagster as dg
 
@@ -20,6 +17,7 @@ from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.compiler.levels import op_names
 from agentmesh_dagster.constants import GATE_SENSOR, TAG_CLAIM, TAG_RUN_ID, TAG_SOURCE, TAG_STATUS
 from agentmesh_dagster.errors import NodeError, RunRefused, StoreError
+from agentmesh_dagster.orchestration.agentmesh import AgentMesh
 from agentmesh_dagster.orchestration.run_tags import holder_tags, stated_holder, stated_max_retries
 from agentmesh_dagster.records import Json, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
@@ -28,10 +26,7 @@ from agentmesh_dagster.runtime.nested import settle_failed
 from agentmesh_dagster.runtime.nodes.base import Say
 from agentmesh_dagster.runtime.opening import Launch, open_session
 from agentmesh_dagster.runtime.session import Pinned, RunSession
-from agentmesh_dagster.settings import captures_content, database_url, project_root, project_slug
-
-if TYPE_CHECKING:
-    from agentmesh_dagster.store import Store
+from agentmesh_dagster.settings import captures_content
 
 T = TypeVar("T")
 
@@ -48,89 +43,18 @@ _SOURCES_BY_TAG = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentMesh:
-    """How a process works on AgentMesh runs: which database, which project, which functions may be called.
+class AgentMeshResource(dg.ResourceDefinition):
+    """The resource `agentmesh` of the compiled jobs, which knows what it was made from."""
 
-    Equal records share one store and one environment per process.
-    """
-
-    database_url: str
-    """A SQLAlchemy URL; `sqlite:///path` or `postgresql://...`."""
-    project: str = "default"
-    function_modules: tuple[str, ...] = ()
-    """Modules whose functions `code` nodes and `function` tools may call, besides `AGENTMESH_FUNCTION_MODULES`."""
-    root: Path | None = None
-    """The project's folder: functions of modules in it can be called."""
-    lease_s: float = 60.0
-    """How long a run's lease lasts unrenewed; a killed worker's run is found out after that."""
-    notify: tuple[Json, ...] = field(default=(), hash=False)
-    """Who is told of every gate: notifiers' configs, such as `{"type": "log"}`; see `specs.notify`."""
-    capture_content: bool = True
-    """Whether events carry prompts, answers, arguments and results, and Dagster's metadata inputs and outputs. The
-    environment variable `AGENTMESH_CAPTURE_CONTENT=false` turns it off too."""
-
-    @staticmethod
-    def of_project(
-        start: Path | None = None,
-        *,
-        function_modules: tuple[str, ...] = (),
-        lease_s: float = 60.0,
-        notify: tuple[Json, ...] = (),
-        capture_content: bool = True,
-    ) -> AgentMesh:
-        """The one that the environment and the project's folder name.
-
-        Args:
-            start: A folder of the project; default the working directory.
-            function_modules: See the field.
-            lease_s: See the field.
-            notify: See the field.
-            capture_content: See the field.
-        """
-        root = project_root(start)
-        return AgentMesh(
-            database_url=database_url(root),
-            project=project_slug(),
-            function_modules=function_modules,
-            root=root,
-            lease_s=lease_s,
-            notify=notify,
-            capture_content=capture_content,
-        )
-
-    def store(self) -> Store:
-        """The process's store of this database, opened at the first call.
-
-        Raises:
-            StoreError: The database cannot be reached, or its schema does not fit.
-        """
-        return _store(self.database_url)
-
-    def host(self) -> Host:
-        """The process's host."""
-        return _host(self)
-
-    def resource(self) -> AgentMeshResource:
-        """The Dagster resource `agentmesh` of the compiled jobs."""
-
-        def agentmesh(context: dg.InitResourceContext) -> Iterator[Host]:
-            host = self.host()
+    def __init__(self, agentmesh: AgentMesh) -> None:
+        def make(context: dg.InitResourceContext) -> Iterator[Host]:
+            host = agentmesh.host()
             try:
                 yield host
             finally:
                 if context.run is not None and context.instance is not None:
                     host.close(context.run.run_id, context.instance)
 
-        return AgentMeshResource(self, agentmesh)
-
-
-class AgentMeshResource(dg.ResourceDefinition):
-    """The resource `agentmesh`, which knows what it was made from."""
-
-    def __init__(
-        self, agentmesh: AgentMesh, make: Callable[[dg.InitResourceContext], Iterator[Host]]
-    ) -> None:
         super().__init__(resource_fn=make, description="The AgentMesh journal and model client.")
         self.agentmesh = agentmesh
 
@@ -151,28 +75,6 @@ class HostedRun:
 
     def let_go(self, dagster_run_id: str, instance: dg.DagsterInstance) -> None:
         self.agentmesh.host().close(dagster_run_id, instance)
-
-
-@cache
-def _store(url: str) -> Store:
-    from agentmesh_dagster.store import open_store
-
-    return open_store(url)
-
-
-@cache
-def _host(agentmesh: AgentMesh) -> Host:
-    return Host(agentmesh)
-
-
-def _forget_connections() -> None:
-    _store.cache_clear()
-    _host.cache_clear()
-
-
-# A forked child may use neither the parent's connections nor its threads.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_connections)
 
 
 class Host:
@@ -361,22 +263,24 @@ def build_environment(agentmesh: AgentMesh) -> Environment:
     from agentmesh_dagster.runtime.functions import FunctionRegistry
     from agentmesh_dagster.runtime.notify.registry import notifier_configs
     from agentmesh_dagster.runtime.patient import BOUND_S, PatientJournal
-    from agentmesh_dagster.runtime.secrets import Secrets, load_provider
+    from agentmesh_dagster.runtime.secrets import Secrets, load_provider, provider_keys
     from agentmesh_dagster.runtime.tools.http_client import HttpClient
     from agentmesh_dagster.specs.notify import project_notifiers
 
     if agentmesh.root is not None and str(agentmesh.root) not in sys.path:
         sys.path.append(str(agentmesh.root))
+    secrets = Secrets(load_provider(), agentmesh.deployment, agentmesh.project, provider_keys())
     return Environment(
         # Half a lease at most: it must outlast the wait for a database that is away.
         journal=PatientJournal(
             agentmesh.store().journal, clock=SystemClock(), bound_s=min(BOUND_S, agentmesh.lease_s / 2)
         ),
-        models=ModelRouter(),
-        secrets=Secrets(load_provider()),
+        models=ModelRouter(deployment=agentmesh.deployment, project=agentmesh.project, secrets=secrets),
+        secrets=secrets,
         functions=FunctionRegistry.from_environment(agentmesh.function_modules),
-        http=HttpClient(),
+        http=HttpClient(deployment=agentmesh.deployment),
         clock=SystemClock(),
+        deployment=agentmesh.deployment,
         notify=project_notifiers(agentmesh.notify, notifier_configs()),
         lease_s=agentmesh.lease_s,
         captures_content=agentmesh.capture_content and captures_content(),

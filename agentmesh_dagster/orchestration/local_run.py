@@ -12,8 +12,8 @@ import dagster as dg
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.errors import AgentMeshError, DefinitionError
+from agentmesh_dagster.orchestration.agentmesh import AgentMesh, agentmesh_of_folder
 from agentmesh_dagster.orchestration.code_location import build_published_job, named_executors
-from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.reconcile import find_run, reconcile_run
 from agentmesh_dagster.records import Json, Run
 from agentmesh_dagster.scaffold import write_dagster_yaml
@@ -74,7 +74,7 @@ def reconstructable_job(root: Path, publication_id: int, slug: str) -> Reconstru
 
 def job_of_publication(publication_id: int, root: str) -> dg.JobDefinition:
     """The job of a publication, in a folder without a code location."""
-    agentmesh = AgentMesh.of_project(Path(root))
+    agentmesh = agentmesh_of_folder(Path(root))
     publication = agentmesh.store().publications.get(publication_id)
     return build_published_job(publication, resource=agentmesh.resource(), executors=named_executors())
 

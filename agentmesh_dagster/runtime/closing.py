@@ -68,6 +68,7 @@ def closing_scope(
         level,
         input=outer.input,
         run=run,
+        config=outer.config,
         prefix=f"{key}/",
         owner_key=key,
         steps=steps,
@@ -82,6 +83,6 @@ def closing_scope(
     given = output
     if "input" in body.model_fields_set:
         seen = {**context, "last_output": output}
-        names = {"input": outer.input, "steps": steps, "context": seen, "run": run}
+        names = {"input": outer.input, "steps": steps, "context": seen, "run": run, "config": outer.config}
         given = render(body.input, names, where=f"{name}.input")
     return called_scope(scope, level, key, workflow_input(level.workflow, given))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentmesh_dagster.clock import Clock, SystemClock
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.functions import FunctionRegistry
 from agentmesh_dagster.runtime.notify.registry import find_notifier
@@ -33,6 +34,8 @@ class Environment:
     node_types: Mapping[str, NodeType[Any]] = field(default_factory=node_types)
     notifiers: Callable[[str], Notifier[Any]] = find_notifier
     """Gives the notifier of a name, or raises."""
+    deployment: Deployment = field(default=Deployment())
+    """What the documents of the project may use."""
     notify: tuple[Json, ...] = ()
     """The project's notifiers: told of every gate, besides those of its node."""
     lease_s: float = 60.0

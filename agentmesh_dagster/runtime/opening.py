@@ -8,6 +8,7 @@ from datetime import timedelta
 from agentmesh_dagster.errors import NodeError, RunRefused
 from agentmesh_dagster.records import Claim, Json, Run, RunSource, RunStatus
 from agentmesh_dagster.runtime.environment import Environment
+from agentmesh_dagster.runtime.scope import request_context
 from agentmesh_dagster.runtime.session import Pinned, RunSession
 from agentmesh_dagster.specs.closure import content_hash
 from agentmesh_dagster.specs.names import job_name, pinned_job_name
@@ -150,6 +151,7 @@ async def _start(environment: Environment, pinned: Pinned, launch: Launch, input
         source=launch.source,
         triggered_by=launch.triggered_by,
         input=fitted,
+        request_context=request_context(pinned.closure, environment.deployment),
         status=RunStatus.RUNNING,
         queued_at=now,
         started_at=now,

@@ -242,7 +242,7 @@ class ModelRequest:
     """OpenAI chat messages: `{"role": "system" | "user" | "assistant", "content": str}`; an assistant's may have
     `tool_calls`, and each of them is answered by `{"role": "tool", "tool_call_id": id, "content": str}`."""
     settings: Mapping[str, Json] = field(default_factory=dict[str, Any])
-    """Rendered `model_settings`, `temperature` and `max_tokens`; secrets are in clear here and nowhere else."""
+    """Rendered `model_settings`, `temperature` and `max_tokens`; see `specs.models`."""
     output_schema: Mapping[str, Json] | None = None
     """Ask for an object of this JSON Schema."""
     tools: tuple[ToolOffer, ...] = ()

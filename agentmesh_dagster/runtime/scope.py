@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.errors import NodeError
 from agentmesh_dagster.records import Json, Run, Step, StepStatus
 from agentmesh_dagster.runtime.registry import node_type_of
@@ -109,6 +110,8 @@ class Scope:
     run: Mapping[str, Json] = field(default_factory=dict[str, Any])
     """`run` in expressions; its `now` is that of the roots. Of the other nodes `now` is the moment at which the node
     above finished, as its row says: the same in every replay."""
+    config: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """`config` in expressions: the deployment's values, as they were when the run began."""
     prefix: str = ""
     """What stands before a node id in the step keys of this level: `both/left/`, `each[3]/`."""
     owner_key: str | None = None
@@ -154,7 +157,23 @@ def top_scope(level: Level, run: Run) -> Scope:
     began = run.started_at or run.queued_at
     shown = None if began is None else shown_moment(began)
     seen: dict[str, Json] = {"id": run.id, "started_at": shown, "now": shown}
-    return Scope(level, input=run.input, run=seen, context=level.state.defaults)
+    return Scope(level, input=run.input, run=seen, config=run_config(run), context=level.state.defaults)
+
+
+def request_context(closure: Closure, deployment: Deployment) -> Json:
+    """What a run keeps of the deployment that begins it: the values that its documents name.
+
+    A continuation, days later, reads these, and not what the deployment says by then: what was rendered with them is
+    in the journal.
+    """
+    config = closure.config_used(deployment.config)
+    return {"config": config} if config else None
+
+
+def run_config(run: Run) -> Mapping[str, Json]:
+    """The deployment's values that a run was begun with; see `request_context`."""
+    kept: Mapping[str, Json] = run.request_context or {}
+    return kept.get("config", {})
 
 
 def called_scope(
@@ -173,6 +192,7 @@ def called_scope(
         level,
         input=input,
         run=outer.run if run is None else run,
+        config=outer.config,
         prefix=f"{owner_key}/",
         owner_key=owner_key,
         context=level.state.defaults,
@@ -223,7 +243,14 @@ def names_before(
             run = {**run, "now": shown_moment(row.finished_at)}
     else:
         context["last_output"] = None if graph.incoming[node_id] else scope.upstream
-    return {"input": scope.input, "steps": steps, "context": context, "run": run, **scope.locals}
+    return {
+        "input": scope.input,
+        "steps": steps,
+        "context": context,
+        "run": run,
+        "config": scope.config,
+        **scope.locals,
+    }
 
 
 def names_after(

@@ -1,7 +1,8 @@
 """Secrets: looked up by name for tool and model settings, and blotted out of everything that is written down.
 
 `Secrets` remembers each value that it gave out. Whatever could carry one (errors, tool output, model text)
-passes through `redact` before it reaches the journal, an event, a log or a person.
+passes through `redact` before it reaches the journal, an event, a log or a person. Documents get the secrets that the
+deployment allows, through a `SecretUse`, which also knows which hosts may get them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ from importlib import metadata
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote, quote_plus
 
-from agentmesh_dagster.constants import ENV_SECRETS_PROVIDER, GROUP_SECRETS
+from agentmesh_dagster.constants import DEFAULT_PROJECT, ENV_SECRETS_PROVIDER, GROUP_SECRETS
+from agentmesh_dagster.deployment import WHERE, Deployment, SecretHosts
 from agentmesh_dagster.errors import AgentMeshError, DefinitionError
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.ports import SecretProvider
 
-__all__ = ["REDACTED", "EnvironmentSecrets", "Redactor", "SecretMissing", "Secrets", "load_provider"]
+__all__ = [
+    "REDACTED",
+    "EnvironmentSecrets",
+    "Redactor",
+    "SecretMissing",
+    "SecretRefused",
+    "SecretUse",
+    "Secrets",
+    "load_provider",
+    "provider_keys",
+]
 
 REDACTED: Final = "***"
 # Shorter values are not remembered: blotting out every "ab" would destroy more than it hides.
@@ -30,6 +42,8 @@ _MIN_FRAGMENT: Final = 8
 # How much of a foreign error is kept.
 _MAX_MESSAGE: Final = 2_000
 
+_KEY_NAME: Final = re.compile(r"(?:API_?KEY|_KEY|TOKEN|SECRET|PASSWORD)\Z", re.IGNORECASE)
+
 E = TypeVar("E", bound=AgentMeshError)
 
 
@@ -37,6 +51,15 @@ class SecretMissing(DefinitionError):
     """A document names a secret that the secrets provider does not have."""
 
     default_code = "secret-missing"
+
+
+class SecretRefused(DefinitionError):
+    """A document names a secret that the deployment does not allow there.
+
+    Codes: `secret-refused`, `secret-host` (a host that may not get it).
+    """
+
+    default_code = "secret-refused"
 
 
 class EnvironmentSecrets:
@@ -59,7 +82,7 @@ class Redactor:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values: frozenset[str] = frozenset()
-        self._pattern: re.Pattern[str] | None = None
+        self._known: _Known | None = None
         self.add(*values)
 
     def add(self, *values: str) -> None:
@@ -71,26 +94,47 @@ class Redactor:
         self._values = self._values | added
         patterns = {pattern for value in self._values for pattern in _patterns(value)}
         longest_first = sorted(patterns, key=lambda pattern: len(pattern.form), reverse=True)
-        self._pattern = re.compile("|".join(pattern.expression for pattern in longest_first))
+        forms = {pattern.form for pattern in longest_first}
+        self._known = _Known(
+            # What holds another form need not be looked for: that one is found first.
+            forms=tuple(f for f in forms if not any(other != f and other in f for other in forms)),
+            shortest=min(len(form) for form in forms),
+            pattern=re.compile("|".join(pattern.expression for pattern in longest_first)),
+        )
 
     def redact(self, value: Json) -> Json:
         """The same JSON value without the known values, in keys too; itself where nothing is known."""
-        pattern = self._pattern
-        return value if pattern is None else _redact(pattern, value)
+        known = self._known
+        return value if known is None else _redact(known, value)
 
     def redact_text(self, text: str) -> str:
         """The same text without the known values."""
-        return text if self._pattern is None else self._pattern.sub(REDACTED, text)
+        known = self._known
+        return text if known is None else known.redact(text)
 
 
-def _redact(pattern: re.Pattern[str], value: Json) -> Json:
+class _Known(NamedTuple):
+    """The forms of the values that are known."""
+
+    forms: tuple[str, ...]
+    shortest: int
+    pattern: re.Pattern[str]
+
+    def redact(self, text: str) -> str:
+        # Nearly every text holds none of them, and to see that is a hundred times as fast as the pattern.
+        if len(text) < self.shortest or not any(form in text for form in self.forms):
+            return text
+        return self.pattern.sub(REDACTED, text)
+
+
+def _redact(known: _Known, value: Json) -> Json:
     if isinstance(value, str):
-        return pattern.sub(REDACTED, value)
+        return known.redact(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Json]", value).items()
-        return {pattern.sub(REDACTED, key): _redact(pattern, item) for key, item in items}
+        return {known.redact(key): _redact(known, item) for key, item in items}
     if isinstance(value, (list, tuple)):
-        return [_redact(pattern, item) for item in cast("list[Json]", value)]
+        return [_redact(known, item) for item in cast("list[Json]", value)]
     return value
 
 
@@ -151,14 +195,43 @@ class Secrets:
 
     Args:
         provider: Where secrets come from; see `load_provider`.
+        deployment: Which of them documents may name.
+        project: Whose documents they are.
+        known: Further values that are redacted from the start.
     """
 
-    def __init__(self, provider: SecretProvider) -> None:
+    def __init__(
+        self,
+        provider: SecretProvider,
+        deployment: Deployment = Deployment(),  # noqa: B008 - a frozen record
+        project: str = DEFAULT_PROJECT,
+        known: Iterable[str] = (),
+    ) -> None:
         self._provider = provider
-        self._redactor = Redactor()
+        self._deployment = deployment
+        self._project = project
+        self._redactor = Redactor(known)
 
-    def lookup(self, name: str) -> str:
-        """The secret of that name: the function `secret` of expressions.
+    def use(self) -> SecretUse:
+        """The secrets that one request of a document takes."""
+        return SecretUse(self)
+
+    def hosts_of(self, name: str) -> SecretHosts:
+        """The hosts that may get a secret that a document names.
+
+        Raises:
+            SecretRefused: The deployment does not allow the name to documents of the project.
+        """
+        hosts = self._deployment.secret_hosts(name, self._project)
+        if hosts is None:
+            mend = self._deployment.how_to_allow_secret(name, self._project)
+            raise SecretRefused(
+                f"the secret {name!r} is not allowed to documents: {mend}", context={"secret": name}
+            )
+        return hosts
+
+    def of_deployment(self, name: str) -> str:
+        """A secret that the deployment itself names, as an endpoint's key: it needs no permission.
 
         Raises:
             SecretMissing: The provider has none of that name, or an empty one.
@@ -173,6 +246,10 @@ class Secrets:
             raise SecretMissing(f"the secret {name!r} {state}: {mend}", context={"secret": name})
         self._redactor.add(value)
         return value
+
+    def remember(self, *values: str) -> None:
+        """Has further values redacted from now on."""
+        self._redactor.add(*values)
 
     def redact(self, value: Json) -> Json:
         """The same JSON value or text, with every secret given out so far as `***`."""
@@ -196,6 +273,54 @@ class Secrets:
         error.__cause__ = None
         error.__context__ = None
         return error
+
+
+class SecretUse:
+    """The secrets that one request of a document takes: the function `secret` of its templates, and where they go."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._taken: dict[str, SecretHosts] = {}
+
+    def lookup(self, name: str) -> str:
+        """The secret of that name, if documents may name it.
+
+        Raises:
+            SecretRefused: They may not.
+            SecretMissing: The provider has none of that name, or an empty one.
+        """
+        self._taken[name] = self._secrets.hosts_of(name)
+        return self._secrets.of_deployment(name)
+
+    def check_destination(self, host: str | None, port: int = 0) -> None:
+        """Checks that a host may get all secrets that were taken; before anything is sent.
+
+        Args:
+            host: None, where it is not known: then only secrets that every host may get pass.
+            port: Its port.
+
+        Raises:
+            SecretRefused: It may not get one of them (code `secret-host`).
+        """
+        for name, hosts in self._taken.items():
+            if hosts.rules is None or (host is not None and hosts.allows(host, port)):
+                continue
+            if host is None:
+                problem = "goes to certain hosts only, and this is not a place where the host is known"
+            else:
+                problem = f"may not go to the host {host!r}: the 'hosts' of its AllowedSecret in {WHERE} name others"
+            raise SecretRefused(
+                f"the secret {name!r} {problem}", code="secret-host", context={"secret": name}
+            )
+
+
+def provider_keys(environment: Mapping[str, str] | None = None) -> list[str]:
+    """The values of environment variables whose names say that they are keys, such as `OPENAI_API_KEY`.
+
+    LiteLLM reads the keys of providers there; a server may repeat one in what it answers.
+    """
+    found = os.environ if environment is None else environment
+    return [value for name, value in found.items() if len(value) >= _MIN_FRAGMENT and _KEY_NAME.search(name)]
 
 
 def load_provider(name: str | None = None) -> SecretProvider:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 
 from pydantic import Field
 
@@ -13,6 +15,8 @@ from agentmesh_dagster.specs.documents import AgentSpec, NetworkSpec, ToolSpec, 
 
 # Made once: `json.dumps` makes one for each call that asks for more than its defaults.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+_CONFIG_NAME = re.compile(r"\bconfig\s*\.\s*([A-Za-z_]\w*)")
 
 
 class PinnedAgent(SpecModel):
@@ -58,6 +62,14 @@ class Closure(SpecModel):
             "kind": self.kind,
             "slug": self.slug,
         }
+
+    def config_used(self, config: Mapping[str, Json]) -> dict[str, Json]:
+        """The values of a deployment that its documents name as `config.NAME`, and perhaps a few that they do not."""
+        text = _CANONICAL.encode(self.to_json()) if config else ""
+        if "config[" in text.replace("config [", "config["):
+            return dict(config)
+        named = set(_CONFIG_NAME.findall(text))
+        return {name: value for name, value in config.items() if name in named}
 
     def hash(self) -> str:
         """SHA-256 (hex) over the canonical JSON: one definition hash for all that the run may reach."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs.base import Duration, SpecModel, Template
 from agentmesh_dagster.specs.expressions import is_template
 
-NOTIFY_NAMES: Final = frozenset(("approval",))
+NOTIFY_NAMES: Final = frozenset(("approval", "config"))
 """What templates in a notifier's config may name, besides `secret('NAME')`."""
 
 
@@ -26,6 +26,10 @@ class NotifyConfig(SpecModel):
 
     secret_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that hold a secret: `{{ secret('NAME') }}`, and nothing in clear."""
+    takes_secrets: ClassVar[bool] = True
+    """Whether its templates may name secrets."""
+    retired_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of earlier releases: refused in documents, and left out of what is stored."""
 
     type: str
     """The word by which the notifier is known: `log`, `webhook`, `email`, or a plugin's."""
@@ -52,30 +56,18 @@ class WebhookNotify(NotifyConfig):
 
 
 class EmailNotify(NotifyConfig):
-    """A message by SMTP."""
+    """A message by SMTP, through the server of the deployment."""
 
-    secret_fields: ClassVar[tuple[str, ...]] = ("password",)
+    takes_secrets: ClassVar[bool] = False
+    retired_fields: ClassVar[tuple[str, ...]] = ("host", "port", "user", "password", "starttls", "tls")
 
     to: Annotated[str | Annotated[list[str], Field(min_length=1, max_length=50)], Template()]
     """One address or several."""
-    sender: Annotated[str, Template()]
+    sender: Annotated[str | None, Template()] = None
+    """Default: that of the deployment's mail server."""
     subject: Annotated[str | None, Template()] = None
     """Default: the approval's title, and why the message is sent."""
-    host: Annotated[str, Template()]
-    port: int = Field(default=587, ge=1, le=65535)
-    user: Annotated[str | None, Template()] = None
-    password: Annotated[str | None, Template()] = None
-    starttls: bool = True
-    """Whether the connection is turned to TLS before anything else is said."""
-    tls: bool = False
-    """Whether it is TLS from the first byte (port 465); then `starttls` means nothing."""
     timeout_s: Duration = Field(default=20.0, gt=0, le=120)
-
-    @model_validator(mode="after")
-    def _user_and_password(self) -> EmailNotify:
-        if (self.user is None) != (self.password is None):
-            raise ValueError("give 'user' and 'password', or neither")
-        return self
 
 
 BUILTIN_NOTIFY_CONFIGS: dict[str, type[NotifyConfig]] = {

@@ -162,7 +162,21 @@ RULES: Final[dict[str, Rule]] = {
     "context-unknown": _error("`context.k` is a key that a node before sets or the state schema has."),
     "input-unknown": _error("`input.x` is not excluded by a closed input schema."),
     "input-undeclared": _warning("`input.x` is a property of the input schema."),
-    "secret-misplaced": _error("`secret('NAME')` stands in tool configs and model settings alone."),
+    "secret-misplaced": _error("`secret('NAME')` stands in the configs of tools and webhooks alone."),
+    "secret-refused": _error("The deployment allows the secret (a warning until the document is published)."),
+    "secret-host": _error(
+        "The deployment lets the host have the secret (a warning until the document is published)."
+    ),
+    "model-setting": _error("`model_settings` change how a model answers, and not where it is."),
+    "model-refused": _error(
+        "A model's name begins with an endpoint of the deployment, or with a provider that needs none (a warning until "
+        "the document is published)."
+    ),
+    "mail-server": _error("The SMTP server stands in the deployment, and in no document."),
+    "mail-unconfigured": _error(
+        "The deployment has a mail server (a warning until the document is published)."
+    ),
+    "config-missing": _error("The deployment has the value (a warning until the document is published)."),
     "secret-unconfigured": _warning("Secrets are configured where the check runs."),
     # References and other documents.
     "reference-invalid": _error("A reference is a slug, or a slug with `@` and a version."),

@@ -15,15 +15,18 @@ from agentmesh_dagster.validation.check import (
     validate_raw,
     validate_set,
 )
+from agentmesh_dagster.validation.target import TARGET_CODES, Target
 
 __all__ = [
     "MAX_EDGES",
     "MAX_NODES",
     "RULES",
+    "TARGET_CODES",
     "Checked",
     "CheckedSource",
     "Problem",
     "Rule",
+    "Target",
     "job_collision",
     "rules_table",
     "validate_document",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -14,9 +14,9 @@ from agentmesh_dagster.specs.base import SpecModel
 from agentmesh_dagster.specs.documents import Document, document_model
 from agentmesh_dagster.specs.fields import JsonObject, as_list, as_object
 from agentmesh_dagster.specs.names import job_name
-from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
+from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, AgentConfig, NodeConfig
 from agentmesh_dagster.specs.normalize import Normalized, normalize
-from agentmesh_dagster.specs.notify import BUILTIN_NOTIFY_CONFIGS, NotifyConfig
+from agentmesh_dagster.specs.notify import BUILTIN_NOTIFY_CONFIGS, EmailNotify, NotifyConfig
 from agentmesh_dagster.specs.problems import OF_OTHERS, Problem, suggestion
 from agentmesh_dagster.specs.resolve import DocumentLibrary, Library, check_references
 from agentmesh_dagster.specs.tools import BUILTIN_TOOL_CONFIGS
@@ -43,6 +43,7 @@ from agentmesh_dagster.validation.raw_bodies import hollow, level_counts
 from agentmesh_dagster.validation.read_view import Reading
 from agentmesh_dagster.validation.shape import checked, json_problems
 from agentmesh_dagster.validation.state_rules import state_problems
+from agentmesh_dagster.validation.target import Target, model_setting_problems
 from agentmesh_dagster.validation.view import WorkflowView
 from agentmesh_dagster.validation.walk import levels_of
 
@@ -75,7 +76,7 @@ class _Context:
     tool_configs: Mapping[str, type[SpecModel]]
     notify_configs: Mapping[str, type[NotifyConfig]]
     library: Library | None
-    secrets_known: Callable[[str], bool] | None
+    target: Target | None
     look_up: LookUp | None
 
 
@@ -86,7 +87,7 @@ def validate_document(
     tool_configs: Mapping[str, type[SpecModel]] = BUILTIN_TOOL_CONFIGS,
     notify_configs: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS,
     library: Library | None = None,
-    secrets_known: Callable[[str], bool] | None = None,
+    target: Target | None = None,
     look_up: LookUp | None = None,
 ) -> Checked:
     """Checks a normalised document; finds all problems at once, and never raises for what it finds.
@@ -97,7 +98,7 @@ def validate_document(
         tool_configs: Config models of the tool types.
         notify_configs: Config models of the notifiers.
         library: Where referred documents are found; without one, references are checked for their form alone.
-        secrets_known: Whether a secret is configured; without it, that is not looked at.
+        target: The deployment that it is for; without one, what a deployment allows is not looked at.
         look_up: Looks up Python functions; without it, they are checked for their form alone.
     """
     context = _Context(
@@ -105,7 +106,7 @@ def validate_document(
         tool_configs=tool_configs,
         notify_configs=notify_configs,
         library=library,
-        secrets_known=secrets_known,
+        target=target,
         look_up=look_up,
     )
     if not isinstance(raw, dict):
@@ -181,7 +182,10 @@ def _all_problems(kind: str, raw: JsonObject, context: _Context) -> list[Problem
     if kind in ("workflow", "tool"):
         problems += input_schema_problems(raw)
     if kind == "agent":
-        problems += agent_expression_problems(raw, context.secrets_known)
+        problems += agent_expression_problems(raw, context.target)
+        problems += model_setting_problems(raw.get("model_settings"))
+    if kind in ("agent", "network") and context.target is not None:
+        problems += context.target.model_problems(raw.get("model"), "model")
     if kind == "tool":
         problems += _tool_problems(raw, context, reading)
     view = reading.workflow(raw) if kind == "workflow" else None
@@ -209,8 +213,13 @@ def _workflow_problems(view: WorkflowView, context: _Context) -> list[Problem]:
     """Problems of a workflow besides those of its parts' shapes."""
     problems: list[Problem] = []
     levels = levels_of(view, problems)
-    problems += workflow_expression_problems(view, levels, context.secrets_known)
+    problems += workflow_expression_problems(view, levels, context.target)
     problems += gate_problems(view)
+    if context.target is not None:
+        for node in view.every_node():
+            config = as_object(node.raw.get("config")) if node.config_type is AgentConfig else None
+            if config is not None:
+                problems += context.target.model_problems(config.get("model"), f"{node.path}.config.model")
     problems += _told(view, context)
     problems += container_problems(view, levels, context.library)
     problems += state_problems(view, levels)
@@ -233,7 +242,7 @@ def _tool_problems(raw: JsonObject, context: _Context, reading: Reading) -> list
     if config_type is not None and config is not None:
         checked(config_type, config, "config", problems)
         reading.collect(config_type, config, "config")
-    problems += tool_expression_problems(raw, config_type, context.secrets_known)
+    problems += tool_expression_problems(raw, config_type, context.target)
     problems += approval_problems(raw)
     if kind == "function" and config is not None and context.look_up is not None:
         problems += function_problem(config.get("function"), "config.function", context.look_up)
@@ -246,7 +255,9 @@ def _told(view: WorkflowView, context: _Context) -> Iterator[Problem]:
         for model, raw, path, problems in notify_problems(node, context.notify_configs):
             yield from problems
             if model is not None:
-                yield from notify_expression_problems(model, raw, path, context.secrets_known)
+                yield from notify_expression_problems(model, raw, path, context.target)
+            if model is EmailNotify and context.target is not None:
+                yield from context.target.mail_problems(path)
 
 
 def validate_set(documents: Sequence[Json]) -> list[tuple[Problem, ...]]:
@@ -315,7 +326,7 @@ def validate_raw(
     tool_configs: Mapping[str, type[SpecModel]] = BUILTIN_TOOL_CONFIGS,
     notify_configs: Mapping[str, type[NotifyConfig]] = BUILTIN_NOTIFY_CONFIGS,
     library: Library | None = None,
-    secrets_known: Callable[[str], bool] | None = None,
+    target: Target | None = None,
     look_up: LookUp | None = None,
 ) -> list[CheckedSource]:
     """Normalises and checks documents as read from files, together: they find each other before the library's.
@@ -326,25 +337,26 @@ def validate_raw(
         tool_configs: Config models of the tool types.
         notify_configs: Config models of the notifiers.
         library: Where documents outside of `raws` are found; without one, references are checked for form alone.
-        secrets_known: Whether a secret is configured.
+        target: The deployment that they are for.
         look_up: Looks up Python functions.
     """
     normalized = [normalize(raw, node_configs=node_configs, tool_configs=tool_configs) for raw in raws]
     places = [(number, n, inner) for number, n in enumerate(normalized) for inner in range(len(n.documents))]
     documents = [n.documents[inner] for _, n, inner in places]
 
-    def check(document: Json, seen: Library | None) -> Checked:
+    def check(document: Json, seen: Library | None, of: Target | None = target) -> Checked:
         return validate_document(
             document,
             node_configs=node_configs,
             tool_configs=tool_configs,
             notify_configs=notify_configs,
             library=seen,
-            secrets_known=secrets_known,
+            target=of,
             look_up=look_up,
         )
 
-    results = [check(document, None) for document in documents]
+    # What a deployment does not allow is there all the same, for those who refer to it.
+    results = [check(document, None, None if library is not None else target) for document in documents]
     if library is not None:
         valid = [result.document for result in results if result.document is not None]
         everything = DocumentLibrary(valid, library)

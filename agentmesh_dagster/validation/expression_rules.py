@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,39 +16,45 @@ from agentmesh_dagster.specs.notify import NOTIFY_NAMES, NotifyConfig
 from agentmesh_dagster.specs.problems import Problem, child_path
 from agentmesh_dagster.validation.level import Level
 from agentmesh_dagster.validation.name_use_rules import use_problem
-from agentmesh_dagster.validation.scope import WORKFLOW_NAMES, Scope, Seen, WorkflowScope, level_scope
+from agentmesh_dagster.validation.scope import (
+    TOOL_NAMES,
+    WORKFLOW_NAMES,
+    Scope,
+    Seen,
+    WorkflowScope,
+    level_scope,
+)
+from agentmesh_dagster.validation.target import Target
 from agentmesh_dagster.validation.view import BodyView, NodeView, WorkflowView
-
-SecretsKnown = Callable[[str], bool]
 
 
 def workflow_expression_problems(
-    view: WorkflowView, levels: Sequence[Level], secrets_known: SecretsKnown | None
+    view: WorkflowView, levels: Sequence[Level], target: Target | None
 ) -> Iterator[Problem]:
     """Problems of all expressions in a workflow's nodes, edges and bodies."""
     whole = WorkflowScope.of(view, levels)
     for level in levels:
         if level.body is not None:
-            yield from _body_problems(level.body, level_scope(whole, level, None), secrets_known)
+            yield from _body_problems(level.body, level_scope(whole, level, None), target)
         for node in level.view.all_nodes:
-            yield from _node_problems(node, level, whole, secrets_known)
+            yield from _node_problems(node, level, whole, target)
         for edge in level.view.edges:
             node = level.view.nodes.get(edge.source) if edge.source is not None else None
             scope = level_scope(whole, level, node, sees_own=True)
             if node is None:
                 scope = replace(scope, seen=None)
             for marked in raw_marks(EdgeSpec, edge.raw, edge.path):
-                yield from _marked_problems(marked, scope, secrets_known)
+                yield from _marked_problems(marked, scope, target)
 
 
-def _body_problems(body: BodyView, scope: Scope, secrets_known: SecretsKnown | None) -> Iterator[Problem]:
+def _body_problems(body: BodyView, scope: Scope, target: Target | None) -> Iterator[Problem]:
     own = {key: value for key, value in body.raw.items() if key not in ("nodes", "edges")}
     for marked in raw_marks(BodySpec, own, body.path):
-        yield from _marked_problems(marked, scope, secrets_known)
+        yield from _marked_problems(marked, scope, target)
 
 
 def _node_problems(
-    node: NodeView, level: Level, whole: WorkflowScope, secrets_known: SecretsKnown | None
+    node: NodeView, level: Level, whole: WorkflowScope, target: Target | None
 ) -> Iterator[Problem]:
     scope = level_scope(whole, level, node)
     config = as_object(node.raw.get("config"))
@@ -57,10 +63,10 @@ def _node_problems(
             place = scope
             if isinstance(marked.mark, Condition) and (marked.mark.names or marked.mark.body):
                 place = _condition_scope(marked.mark, node, scope, whole.levels)
-            yield from _marked_problems(marked, place, secrets_known)
+            yield from _marked_problems(marked, place, target)
     after = level_scope(whole, level, node, sees_own=True)
     for marked in raw_marks(NodeSpec, node.raw, node.path):
-        yield from _marked_problems(marked, after, secrets_known)
+        yield from _marked_problems(marked, after, target)
 
 
 def _condition_scope(mark: Condition, node: NodeView, scope: Scope, levels: Mapping[str, Level]) -> Scope:
@@ -73,48 +79,48 @@ def _condition_scope(mark: Condition, node: NodeView, scope: Scope, levels: Mapp
     return replace(scope, seen=Seen(levels[body.path], None) if body is not None else None)
 
 
-def agent_expression_problems(raw: JsonObject, secrets_known: SecretsKnown | None) -> Iterator[Problem]:
-    """Problems of an agent's expressions: what every workflow has, and secrets in the model settings."""
+def agent_expression_problems(raw: JsonObject, target: Target | None) -> Iterator[Problem]:
+    """Problems of an agent's expressions: what every workflow has; in the model settings the deployment's values."""
     for marked in raw_marks(AgentSpec, raw):
         is_setting = marked.path == "model_settings"
-        names = frozenset[str]() if is_setting else WORKFLOW_NAMES - {"steps"}
-        yield from _marked_problems(marked, Scope(names=names, allows_secrets=is_setting), secrets_known)
+        names = frozenset(("config",)) if is_setting else WORKFLOW_NAMES - {"steps"}
+        yield from _marked_problems(marked, Scope(names=names), target)
 
 
 def tool_expression_problems(
-    raw: JsonObject, config_type: type[Any] | None, secrets_known: SecretsKnown | None
+    raw: JsonObject, config_type: type[Any] | None, target: Target | None
 ) -> Iterator[Problem]:
     """Problems of a tool's expressions: `input` is the tool's input."""
     schema = as_object(raw.get("input_schema"))
     config = as_object(raw.get("config"))
     if config_type is not None and config is not None:
-        scope = Scope(names=frozenset(("input",)), allows_secrets=True, input_schema=schema)
+        scope = Scope(names=TOOL_NAMES, allows_secrets=True, input_schema=schema)
         for marked in raw_marks(config_type, config, "config"):
-            yield from _marked_problems(marked, scope, secrets_known)
+            yield from _marked_problems(marked, scope, target)
+        if target is not None and "url" in config:
+            yield from target.destination_problems(config["url"], strings_at(config, "config"))
     for marked in raw_marks(ToolSpec, raw):
-        yield from _marked_problems(
-            marked, Scope(names=frozenset(("input",)), input_schema=schema), secrets_known
-        )
+        yield from _marked_problems(marked, Scope(names=TOOL_NAMES, input_schema=schema), target)
 
 
 def notify_expression_problems(
-    model: type[NotifyConfig], raw: JsonObject, path: str, secrets_known: SecretsKnown | None
+    model: type[NotifyConfig], raw: JsonObject, path: str, target: Target | None
 ) -> Iterator[Problem]:
     """Problems of the templates in a notifier's config: `approval` is the approval that is told of."""
-    scope = Scope(names=NOTIFY_NAMES, allows_secrets=True)
+    scope = Scope(names=NOTIFY_NAMES, allows_secrets=model.takes_secrets)
     for marked in raw_marks(model, raw, path):
-        yield from _marked_problems(marked, scope, secrets_known)
+        yield from _marked_problems(marked, scope, target)
+    if target is not None and "url" in raw:
+        yield from target.destination_problems(raw["url"], strings_at(raw, path))
 
 
-def _marked_problems(
-    marked: MarkedField, scope: Scope, secrets_known: SecretsKnown | None
-) -> Iterator[Problem]:
+def _marked_problems(marked: MarkedField, scope: Scope, target: Target | None) -> Iterator[Problem]:
     if isinstance(marked.mark, Condition):
         if isinstance(marked.value, str):
-            yield from _text_problems(marked.value, marked.path, True, scope, secrets_known)
+            yield from _text_problems(marked.value, marked.path, True, scope, target)
     elif isinstance(marked.mark, Template):
         for path, text in strings_at(marked.value, marked.path):
-            yield from _text_problems(text, path, False, scope, secrets_known)
+            yield from _text_problems(text, path, False, scope, target)
 
 
 def strings_at(value: Json, path: str) -> Iterator[tuple[str, str]]:
@@ -130,7 +136,7 @@ def strings_at(value: Json, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _text_problems(
-    text: str, path: str, bare: bool, scope: Scope, secrets_known: SecretsKnown | None
+    text: str, path: str, bare: bool, scope: Scope, target: Target | None
 ) -> Iterator[Problem]:
     try:
         expressions.check(text, bare=bare)
@@ -147,20 +153,19 @@ def _text_problems(
                 "secret-misplaced",
                 path,
                 f"The secret {name!r} may not be used here",
-                "Use secrets in a tool's config or an agent's model_settings",
+                "Use secrets in a tool's config or a webhook; a model's key stands in an endpoint of the deployment",
             )
-        elif secrets_known is not None and not secrets_known(name):
-            yield Problem.of(
-                "secret-unconfigured",
-                path,
-                f"The secret {name!r} is not configured here",
-                f"Set {name} in the environment, or in the secrets provider, of the machine that runs it",
-            )
+        elif target is not None:
+            yield from target.secret_problems(name, path)
     told: set[tuple[str, ...]] = set()
     for reference in sorted(found):
         # Of steps.x.output.a and steps.x.output.b one missing x is told once.
         key = reference[:2]
         problem = use_problem(reference, path, scope)
-        if problem is not None and key not in told:
-            told.add(key)
+        if key in told:
+            continue
+        told.add(key)
+        if problem is not None:
             yield problem
+        elif target is not None and reference[0] == "config" and len(reference) > 1:
+            yield from target.config_problems(reference[1], path)

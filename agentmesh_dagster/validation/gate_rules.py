@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from agentmesh_dagster.constants import GROUP_PREFIX, HANDLE_ERROR, HANDLE_TIMEOUT, RESERVED_EVENTS
+from agentmesh_dagster.deployment import WHERE
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs import expressions
 from agentmesh_dagster.specs.approvals import ApprovalPolicy, ToolApproval
@@ -86,8 +87,9 @@ def notify_problems(
         kind = raw.get("type")
         model = known.get(kind) if isinstance(kind, str) else None
         if model is not None:
-            checked(model, raw, path, problems)
+            checked(model, {k: v for k, v in raw.items() if k not in model.retired_fields}, path, problems)
             problems += _literal_secrets(model, raw, path)
+            problems += _of_mail_server(model, raw, path)
         elif isinstance(kind, str):
             problems += known_type("notifier-unknown", f"{path}.type", "notifier", kind, known)
         else:
@@ -101,6 +103,17 @@ def notify_problems(
                 )
             )
         yield model, raw, path, problems
+
+
+def _of_mail_server(model: type[NotifyConfig], raw: JsonObject, path: str) -> Iterator[Problem]:
+    for name in model.retired_fields:
+        if name in raw:
+            yield Problem.of(
+                "mail-server",
+                child_path(path, name),
+                f"{name!r} is not a document's to say: the SMTP server is the deployment's",
+                f"Write it in mail=MailServer(...) of {WHERE}",
+            )
 
 
 def _literal_secrets(model: type[NotifyConfig], raw: JsonObject, path: str) -> Iterator[Problem]:

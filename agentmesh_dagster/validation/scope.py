@@ -14,7 +14,8 @@ from agentmesh_dagster.validation.view import NodeView, WorkflowView
 RUN_FIELDS: Final = ("id", "started_at", "now")
 ENDED_RUN_FIELDS: Final = (*RUN_FIELDS, "status", "error")
 """What `on_failure` and `finally` see of the run."""
-WORKFLOW_NAMES: Final = frozenset(("input", "steps", "context", "run"))
+WORKFLOW_NAMES: Final = frozenset(("input", "steps", "context", "run", "config"))
+TOOL_NAMES: Final = frozenset(("input", "config"))
 OPAQUE: Final = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties")
 """Keywords beside which `properties` do not say all of a schema."""
 

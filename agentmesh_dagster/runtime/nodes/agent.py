@@ -178,9 +178,10 @@ async def _ask(
         asked["tools"] = [tool.name for tool in tools]
 
     async def make(key: str) -> StepAnswer:
-        secrets = call.environment.secrets
         where = f"model_settings of agent {agent.slug!r}"
-        settings: dict[str, Any] = render(dict(agent.model_settings), {"secret": secrets.lookup}, where=where)
+        settings: dict[str, Any] = render(
+            dict(agent.model_settings), {"config": call.scope.config}, where=where
+        )
         timeout_s = settings.pop("timeout_s", None)
         settings |= {key: asked[key] for key in ("temperature", "max_tokens") if key in asked}
         answer = await call.environment.models.complete(

@@ -88,6 +88,7 @@ def body_scope(
         level,
         input=seen["input"],
         run=run,
+        config=outer.config,
         prefix=f"{owner_key}/",
         owner_key=owner_key,
         steps=seen["steps"],

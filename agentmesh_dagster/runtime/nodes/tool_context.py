@@ -16,6 +16,7 @@ def tool_context(call: NodeCall, key: str) -> ToolContext:
         functions=environment.functions,
         clock=environment.clock,
         idempotency_key=step.idempotency_key,
+        config=call.scope.config,
         step=step,
     )
 

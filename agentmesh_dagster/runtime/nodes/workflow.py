@@ -10,7 +10,7 @@ from typing import ClassVar
 from agentmesh_dagster.errors import NotFound
 from agentmesh_dagster.records import Json, Run, RunSource, RunStatus
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation
-from agentmesh_dagster.runtime.scope import Level, Scope, called_scope, workflow_input
+from agentmesh_dagster.runtime.scope import Level, Scope, called_scope, request_context, workflow_input
 from agentmesh_dagster.specs.closure import Closure, content_hash
 from agentmesh_dagster.specs.nodes import WorkflowConfig
 
@@ -65,7 +65,8 @@ class WorkflowNode(NodeType[WorkflowConfig]):
                 code="not-published",
             )
         # The run is one of what is published now, which need not be what the caller was published with.
-        workflow = Closure.model_validate(live.closure).workflow
+        closure = Closure.model_validate(live.closure)
+        workflow = closure.workflow
         now = call.environment.clock.now()
         settings = workflow.settings
         limit_s = settings.timeout_s if settings.timeout_includes_waiting else None
@@ -82,6 +83,7 @@ class WorkflowNode(NodeType[WorkflowConfig]):
             parent_run_id=parent.id,
             parent_step_key=call.key,
             input=workflow_input(workflow, call.request["input"]),
+            request_context=request_context(closure, call.environment.deployment),
             status=RunStatus.PENDING,
             queued_at=now,
             finalizers=workflow.finalizers,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from agentmesh_dagster.clock import Clock
+from agentmesh_dagster.deployment import MailServer
 from agentmesh_dagster.errors import AgentMeshError
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.notify.message import NoticeMessage
@@ -28,7 +29,7 @@ Say = Callable[[str, str], None]
 class NotifyError(AgentMeshError):
     """A message to people was not delivered.
 
-    Codes: `notify-refused` (the receiver did not take it), `notify-config`, `notifier-missing`.
+    Codes: `notify-refused` (the receiver did not take it), `notify-config`, `notifier-missing`, `mail-unconfigured`.
     """
 
     domain = "notify"
@@ -45,6 +46,8 @@ class NotifyContext:
     http: HttpClient
     """Behind the guard of addresses."""
     clock: Clock
+    mail: MailServer | None
+    """The SMTP server of the deployment."""
     say: Say
     """For the log that those look at who run the sensor; secrets that templates looked up are taken out."""
 
@@ -57,21 +60,19 @@ class Notifier(ABC, Generic[ConfigT]):
     config_model: type[ConfigT]
     """Its fields that are marked with `specs.base.Template` are rendered at each attempt."""
 
-    def render(
-        self, config: Mapping[str, Json], approval: Mapping[str, Json], secret: Callable[[str], str]
-    ) -> dict[str, Json]:
+    def render(self, config: Mapping[str, Json], names: Mapping[str, object]) -> dict[str, Json]:
         """The config with the fields that are marked as templates rendered.
 
         Args:
             config: As written, with the members of `config_model`.
-            approval: What the name `approval` gives; see `message.approval_view`.
-            secret: The function `secret` of the templates.
+            names: What the templates see: `approval` (see `message.approval_view`), `config`, and the function `secret`
+                where the type takes secrets.
 
         Raises:
             ExpressionError: A template fails.
             SecretMissing: It names a secret that is not there.
+            SecretRefused: It names a secret that the deployment does not allow.
         """
-        names = {"approval": approval, "secret": secret}
         marked = template_fields(self.config_model)
         return {
             field: render(value, names, where=self._where(field)) if field in marked else value
@@ -80,6 +81,13 @@ class Notifier(ABC, Generic[ConfigT]):
 
     def _where(self, field: str) -> str:
         return f"notify {self.name!r}, field {field}"
+
+    def destination(self, config: ConfigT) -> tuple[str, int] | None:
+        """The host and port that a message goes to; None where they are not known.
+
+        Secrets that the deployment allows to certain hosts are given to those alone, and to none that is not known.
+        """
+        return None
 
     @abstractmethod
     async def send(self, config: ConfigT, message: NoticeMessage, context: NotifyContext) -> None:

@@ -173,6 +173,7 @@ class _Delivery:
                 secrets=environment.secrets,
                 http=environment.http,
                 clock=environment.clock,
+                mail=environment.deployment.mail,
                 say=self._redacted_say,
             )
             await asyncio.wait_for(notifier.send(config, message, context), SEND_LIMIT_S)
@@ -184,11 +185,27 @@ class _Delivery:
         return None
 
     def _config(self, notifier: AnyNotifier, message: NoticeMessage, known: Redactor) -> NotifyConfig:
-        written = cast("Mapping[str, Json]", self.notice.channel)
-        rendered = notifier.render(written, message.approval, self.environment.secrets.lookup)
+        written = {
+            field: value
+            for field, value in cast("Mapping[str, Json]", self.notice.channel).items()
+            # Of a gate that an earlier release opened.
+            if field not in notifier.config_model.retired_fields
+        }
+        secrets = self.environment.secrets.use()
+        # The deployment's values as they are now: a notice is of today, and no replay renders it again.
+        names: dict[str, object] = {
+            "approval": message.approval,
+            "config": self.environment.deployment.config,
+        }
+        if notifier.config_model.takes_secrets:
+            names["secret"] = secrets.lookup
+        rendered = notifier.render(written, names)
         # Also those that were written in clear, or came from elsewhere than `secret()`.
         known.add(*(v for f in notifier.config_model.secret_fields if isinstance(v := rendered.get(f), str)))
-        return notify_config(rendered, {notifier.name: notifier.config_model})
+        config = notify_config(rendered, {notifier.name: notifier.config_model})
+        host, port = notifier.destination(config) or (None, 0)
+        secrets.check_destination(host, port)
+        return config
 
     async def _failed(self, wait: Wait, problem: str) -> _Outcome:
         notice, limit = self.notice, _max_attempts(self.notice.channel)

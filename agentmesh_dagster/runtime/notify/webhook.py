@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from agentmesh_dagster.records import Json
@@ -20,7 +20,7 @@ from agentmesh_dagster.runtime.notify.base import Notifier, NotifyContext, Notif
 from agentmesh_dagster.runtime.notify.message import NoticeMessage, one_line, shortened
 from agentmesh_dagster.runtime.secrets import Redactor
 from agentmesh_dagster.runtime.tools.http_client import HttpResponse
-from agentmesh_dagster.runtime.tools.http_request import checked_headers, parse_url, render_url
+from agentmesh_dagster.runtime.tools.http_request import checked_headers, parse_url, port_of, render_url
 from agentmesh_dagster.specs.notify import WebhookNotify
 
 if TYPE_CHECKING:
@@ -54,18 +54,19 @@ class WebhookNotifier(Notifier[WebhookNotify]):
     name = "webhook"
     config_model = WebhookNotify
 
-    def render(
-        self, config: Mapping[str, Json], approval: Mapping[str, Json], secret: Callable[[str], str]
-    ) -> dict[str, Json]:
+    def render(self, config: Mapping[str, Json], names: Mapping[str, object]) -> dict[str, Json]:
         """As the base class does, but for the URL.
 
         An approval shows what strangers and models wrote: in the URL it is encoded, as the input of a tool is.
         """
-        rendered = super().render({k: v for k, v in config.items() if k != "url"}, approval, secret)
+        rendered = super().render({k: v for k, v in config.items() if k != "url"}, names)
         if not isinstance(config.get("url"), str):
             return rendered
-        names = {"approval": approval, "secret": secret}
         return {**rendered, "url": render_url(config["url"], names, self._where("url"))}
+
+    def destination(self, config: WebhookNotify) -> tuple[str, int]:
+        url = parse_url(config.url, self._where("url"))
+        return url.host, port_of(url)
 
     async def send(self, config: WebhookNotify, message: NoticeMessage, context: NotifyContext) -> None:
         """See the module.

@@ -5,7 +5,7 @@ An approval is given for one hash of tool, arguments and definition: a call that
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from agentmesh_dagster.constants import HANDLE_REJECTED, HANDLE_TIMEOUT
@@ -33,12 +33,12 @@ class Refused:
         return f"refused by {self.by}" + (f": {self.reason}" if self.reason else "")
 
 
-def needs_approval(tool: ToolSpec, arguments: Json) -> bool:
-    """Whether people must approve this call; an expression in `requires_approval` sees `input`."""
+def needs_approval(tool: ToolSpec, arguments: Json, config: Mapping[str, Json]) -> bool:
+    """Whether people must approve this call; an expression in `requires_approval` sees `input` and `config`."""
     if isinstance(tool.requires_approval, bool):
         return tool.requires_approval
     where = f"tool {tool.slug!r}, requires_approval"
-    return bool(evaluate(tool.requires_approval, {"input": arguments}, where=where))
+    return bool(evaluate(tool.requires_approval, {"input": arguments, "config": config}, where=where))
 
 
 async def approved_arguments(
@@ -67,7 +67,7 @@ async def approved_arguments(
         Suspended: People have not decided yet.
         NodeError: They did not in time, and `on_timeout` is `fail` (code `gate-timeout`).
     """
-    if not needs_approval(tool, arguments):
+    if not needs_approval(tool, arguments, call.scope.config):
         return arguments
     shown = call.session.redact(arguments)
     binding = content_hash([tool.slug, shown, tool.model_dump(mode="json", by_alias=True)])

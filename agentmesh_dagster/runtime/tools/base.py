@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +40,8 @@ class ToolContext:
     """A further bound on the call, besides the tool's own."""
     outgoing: Outgoing = field(default_factory=Outgoing)
     """Where the tool's type says how far the call is: a time-out finds it there."""
+    config: Mapping[str, Json] = field(default_factory=dict[str, Any])
+    """`config` in templates."""
     step: StepContext | None = None
     """What a function may know of the step in which it is called; None outside of runs."""
 

@@ -24,7 +24,7 @@ from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.tools.base import ToolContext
 from agentmesh_dagster.runtime.tools.errors import ToolFailure, ToolRefused
 from agentmesh_dagster.runtime.tools.http_client import HttpResponse
-from agentmesh_dagster.runtime.tools.http_request import HttpRequest, build_request, parse_url
+from agentmesh_dagster.runtime.tools.http_request import HttpRequest, build_request, parse_url, port_of
 from agentmesh_dagster.specs.base import SpecModel
 from agentmesh_dagster.specs.documents import ToolSpec
 from agentmesh_dagster.specs.tools import HttpToolConfig
@@ -59,13 +59,20 @@ class HttpTool:
 
         Raises:
             ToolRefused: The request cannot be made from this input, or its address is not allowed.
+            SecretRefused: The deployment does not allow a secret to documents, or not to this host.
             ToolFailure: There was no answer (codes `tool-connect`, `tool-read`, `tool-timeout`), its status
                 is not 2xx (`tool-status`, with `status` in the context), it is too large (`tool-too-large`),
                 or cannot be read (`tool-response`).
         """
+        secrets = context.secrets.use()
         request = build_request(
-            config, value, context.secrets.lookup, tool=tool.slug, idempotency_key=context.idempotency_key
+            config,
+            {"input": value, "config": context.config, "secret": secrets.lookup},
+            tool=tool.slug,
+            idempotency_key=context.idempotency_key,
         )
+        # A redirect to another origin takes none of them along; see `_redirected`.
+        secrets.check_destination(request.url.host, port_of(request.url))
         attempts = _Attempts(tool, config, request, context)
         try:
             return await asyncio.wait_for(attempts.run(), config.timeout_s)
@@ -245,8 +252,7 @@ def _redirected(request: HttpRequest, status: int, location: str) -> HttpRequest
 
 def _is_same_origin(one: Any, other: Any) -> bool:
     """Scheme, host and port are the same, or the other is the same host's `https` on the default ports."""
-    ports = {"http": 80, "https": 443}
-    one_port, other_port = one.port or ports[one.scheme], other.port or ports[other.scheme]
+    one_port, other_port = port_of(one), port_of(other)
     if one.host != other.host:
         return False
     if one.scheme == other.scheme:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+from agentmesh_dagster.deployment import Deployment
 from agentmesh_dagster.runtime.tools.errors import ToolFailure
 from agentmesh_dagster.runtime.tools.http_guard import AddressPolicy, Resolver, guarded_backend, resolve_name
 
@@ -47,12 +48,21 @@ class HttpClient:
     """Sends single requests to checked addresses, from any event loop.
 
     Args:
-        policy: What may be reached; default: `AGENTMESH_HTTP_ALLOW` of this process, read once.
+        policy: What may be reached; default: what the deployment says, and `AGENTMESH_HTTP_ALLOW` of this process,
+            read once.
         resolver: Resolves names; the system's by default.
+        deployment: See `policy`.
     """
 
-    def __init__(self, policy: AddressPolicy | None = None, resolver: Resolver = resolve_name) -> None:
+    def __init__(
+        self,
+        policy: AddressPolicy | None = None,
+        resolver: Resolver = resolve_name,
+        *,
+        deployment: Deployment = Deployment(),  # noqa: B008 - a frozen record
+    ) -> None:
         self._policy = policy
+        self._deployment = deployment
         self._resolver = resolver
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpcore.AsyncConnectionPool] = (
             WeakKeyDictionary()
@@ -66,7 +76,7 @@ class HttpClient:
         pool = self._pools.get(loop)
         if pool is None:
             if self._policy is None:
-                self._policy = AddressPolicy.from_environment()
+                self._policy = AddressPolicy.of_deployment(self._deployment)
             pool = self._pools[loop] = httpcore.AsyncConnectionPool(
                 # Honours SSL_CERT_FILE and SSL_CERT_DIR, for networks with an authority of their own.
                 ssl_context=httpx.create_ssl_context(),

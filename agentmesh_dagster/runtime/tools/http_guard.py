@@ -14,11 +14,11 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Final, cast
 
 from agentmesh_dagster.constants import ENV_HTTP_ALLOW
+from agentmesh_dagster.deployment import WHERE, Deployment, HostRule
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.runtime.tools.errors import ToolRefused
 
@@ -92,19 +92,6 @@ def _literal(host: str) -> IPAddress | None:
         return None
 
 
-@dataclass(frozen=True)
-class _HostRule:
-    host: str
-    port: int | None
-
-    def matches(self, host: str, port: int) -> bool:
-        if self.port not in (None, port):
-            return False
-        if self.host.startswith("*."):
-            return host.endswith(self.host[1:])
-        return host == self.host
-
-
 class AddressPolicy:
     """What the deployment allows besides the public internet.
 
@@ -118,16 +105,16 @@ class AddressPolicy:
     """
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
-        self._hosts: list[_HostRule] = []
+        self._hosts: list[HostRule] = []
         self._networks: list[tuple[IPv4Network | IPv6Network, int | None]] = []
         for rule in allow:
             if rule.strip():
                 self._add(rule.strip().lower())
 
     @classmethod
-    def from_environment(cls) -> AddressPolicy:
-        """The rules in `AGENTMESH_HTTP_ALLOW`, separated by commas."""
-        return cls(os.environ.get(ENV_HTTP_ALLOW, "").split(","))
+    def of_deployment(cls, deployment: Deployment) -> AddressPolicy:
+        """The deployment's `private_hosts`, and the rules in `AGENTMESH_HTTP_ALLOW`."""
+        return cls([*deployment.private_hosts, *os.environ.get(ENV_HTTP_ALLOW, "").split(",")])
 
     def _add(self, rule: str) -> None:
         try:
@@ -147,10 +134,10 @@ class AddressPolicy:
         if address is not None:
             self._networks.append((ip_network(address), port))
         elif _HOST_RULE.match(host):
-            self._hosts.append(_HostRule(host, port))
+            self._hosts.append(HostRule(host, port))
         else:
             raise DefinitionError(
-                f"{ENV_HTTP_ALLOW} has the entry {rule!r}: write hosts ('localhost', 'localhost:8080',"
+                f"{ENV_HTTP_ALLOW} or private_hosts has the entry {rule!r}: write hosts ('localhost', 'localhost:8080',"
                 " '*.internal.example') or CIDRs ('10.0.0.0/8'), separated by commas",
                 code="http-allow",
             )
@@ -196,7 +183,7 @@ async def checked_addresses(host: str, port: int, policy: AddressPolicy, resolve
                 shown = f"{host!r}" if is_same else f"{host!r} (it is {address})"
                 raise ToolRefused(
                     f"the address {shown} is not on the public internet: the deployment has to allow it,"
-                    f" by adding the host or a CIDR to {ENV_HTTP_ALLOW}",
+                    f" by adding the host or a CIDR to {ENV_HTTP_ALLOW}, or to private_hosts of {WHERE}",
                     code="http-address",
                     context={"host": host, "port": port},
                 )

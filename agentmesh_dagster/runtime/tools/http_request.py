@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote, urlencode
@@ -24,7 +24,7 @@ from agentmesh_dagster.specs.tools import HttpToolConfig
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["HttpRequest", "build_request", "checked_headers", "parse_url", "render_url"]
+__all__ = ["HttpRequest", "build_request", "checked_headers", "parse_url", "port_of", "render_url"]
 
 _LEXER: Final = Environment(keep_trailing_newline=True, autoescape=True)
 _AUTHORITY: Final = re.compile(r"https?://[^/?#]*\Z", re.IGNORECASE)
@@ -57,14 +57,13 @@ class HttpRequest:
 
 
 def build_request(
-    config: HttpToolConfig, value: Json, secret: Callable[[str], str], *, tool: str, idempotency_key: str
+    config: HttpToolConfig, names: Mapping[str, object], *, tool: str, idempotency_key: str
 ) -> HttpRequest:
     """Renders a config.
 
     Args:
         config: The tool's config.
-        value: The tool's input; `input` in the templates.
-        secret: `secret` in the templates.
+        names: What its templates see: `input`, `config` and the function `secret`.
         tool: The tool's slug, for errors.
         idempotency_key: Sent as `Idempotency-Key` where the method is not GET or HEAD, unless the config sets
             one.
@@ -73,7 +72,6 @@ def build_request(
         ExpressionError: A template fails.
         ToolRefused: A value does not fit where it stands (codes `tool-url`, `tool-header`, `tool-body`).
     """
-    names = {"input": value, "secret": secret}
     where = f"tool {tool!r}, field config"
     url = parse_url(render_url(config.url, names, f"{where}.url"), f"{where}.url")
     query = _pairs(expressions.render(config.query, names, where=f"{where}.query"))
@@ -125,6 +123,11 @@ def parse_url(text: str, where: str) -> httpx.URL:
         else:
             return url.copy_with(fragment=None)
     raise ToolRefused(f"{where}: the URL {problem}", code="tool-url")
+
+
+def port_of(url: httpx.URL) -> int:
+    """The port of an `http` or `https` URL, its scheme's where it names none."""
+    return url.port or (443 if url.scheme == "https" else 80)
 
 
 def render_url(template: str, names: Mapping[str, object], where: str) -> str:
