@@ -218,6 +218,12 @@ class Step:
     output: Json = None
     error: Json = None
     fingerprint: str = ""
+    """A hash of what was asked; a row without `node_hash` has one of the whole closure in it too."""
+    node_hash: str = ""
+    """Of the node with all that it refers to; empty in rows of earlier releases."""
+    entity_kind: str | None = None
+    """`agent`, `tool` or `workflow`: what the step is about."""
+    entity_slug: str | None = None
     model_used: str | None = None
     child_run_id: str | None = None
     routing_decision: Json = None
@@ -453,6 +459,7 @@ class ReadyRun:
     """A run that can go on and that nobody continues."""
 
     run_id: str
+    kind: str
     slug: str
     publication: int
     definition_hash: str

@@ -88,6 +88,7 @@ def test_a_run_is_ready_when_it_waits_and_an_answer_has_come(store: Store):
     [found] = store.claims.poll("default", at(0)).ready
     assert found == ReadyRun(
         run_id="run-1",
+        kind="workflow",
         slug="refunds",
         publication=1,
         definition_hash="abc",

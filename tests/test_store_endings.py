@@ -134,6 +134,7 @@ def test_finalizing_leaves_the_run_as_it_ended(store: Store, clock: HandClock):
     [found] = store.claims.poll("default", at(10)).ready
     assert found == ReadyRun(
         run_id="run-1",
+        kind="workflow",
         slug="refunds",
         publication=1,
         definition_hash="abc",

@@ -121,7 +121,7 @@ def build_code_location(
         found[job.name] = job
 
     offered = Offered(
-        live={each.slug: (each.closure_hash, job) for job, each in live.items()},
+        live={(each.kind, each.slug): (each.closure_hash, job) for job, each in live.items()},
         pinned=pinned,
         finalize=FINALIZE_JOB,
     )
@@ -150,12 +150,12 @@ def pinned_jobs(
     if handed_metadata(METADATA_PUBLICATION) is not None:
         names = (handed_metadata(METADATA_PINNED) or "").split(",")
         return {number: name for name in names if (number := pinned_publication(name)) is not None}
-    hashes = {each.slug: each.closure_hash for each in live}
+    hashes = {(each.kind, each.slug): each.closure_hash for each in live}
     failed_since = SystemClock().now() - timedelta(days=pin_retention_d)
     return {
         number: pinned_job_name(job_name(kind, slug), number)
         for number, slug, kind, digest in store.runs.pinned_publications(project, failed_since=failed_since)
-        if kind == "workflow" and hashes.get(slug) != digest
+        if kind == "workflow" and hashes.get((kind, slug)) != digest
     }
 
 

@@ -45,8 +45,10 @@ _log = logging.getLogger(__name__)
 class Offered:
     """The jobs of a loaded code location that runs can be started, continued and finalized with."""
 
-    live: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
-    """Of each live workflow, by slug: its definition hash and its job."""
+    live: Mapping[tuple[str, str], tuple[str, str]] = field(
+        default_factory=dict[tuple[str, str], tuple[str, str]]
+    )
+    """Of each live definition, by kind and slug: its definition hash and its job."""
     pinned: Mapping[int, str] = field(default_factory=dict[int, str])
     """Jobs of older publications."""
     finalize: str | None = None
@@ -62,7 +64,7 @@ class Offered:
         """The job that goes on with a run, built from the same definitions, or finalizes it; None: not offered."""
         if run.reason == "finalize":
             return self.finalize
-        digest, job = self.live.get(run.slug, ("", ""))
+        digest, job = self.live.get((run.kind, run.slug), ("", ""))
         return job if job and digest == run.definition_hash else self.pinned.get(run.publication)
 
 
@@ -118,7 +120,7 @@ class Gatekeeper:
         """Claims a run, or says what holds it back."""
         job = self.offered.job_of(ready)
         if job is None:
-            pinned = pinned_job_name(job_name("workflow", ready.slug), ready.publication)
+            pinned = pinned_job_name(job_name(ready.kind, ready.slug), ready.publication)
             name = FINALIZE_JOB if ready.reason == "finalize" else pinned
             look.missing.add(name)
             look.held_back[ready.run_id] = f"the job {name} is not loaded yet: reload the code location"

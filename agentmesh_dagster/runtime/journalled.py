@@ -45,6 +45,11 @@ class StepAsk:
     shown: Json = None
     """What the row keeps as the input instead, where the request is the answer already: what the step read."""
     definition_hash: str
+    """Of all that the run may reach; rows of earlier releases were hashed with it."""
+    node_hash: str = ""
+    """Of the node in which the step stands, with all that it refers to."""
+    entity: tuple[str, str] | None = None
+    """Kind and slug of the agent, tool or workflow that the step is about."""
     idempotent: bool
     """Whether it may run again after it was cut off."""
     announce: bool
@@ -77,8 +82,16 @@ class StepAsk:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what was asked: a replay under another fingerprint is refused."""
-        return content_hash([self.node_type, self.kind, self.request, self.definition_hash])
+        """A hash of what is asked. With `node_hash` it tells whether a finished row is the answer."""
+        return content_hash([self.node_type, self.kind, self.request])
+
+    def is_answered_by(self, row: Step) -> bool:
+        """Whether a finished row of this key was asked the same of the same node."""
+        if not row.node_hash:
+            # An earlier release wrote it, with one hash for both.
+            old = [self.node_type, self.kind, self.request, self.definition_hash]
+            return row.fingerprint == content_hash(old)
+        return row.node_hash == self.node_hash and row.fingerprint == self.fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +157,9 @@ async def journalled_step(
         Suspended: A step inside a node waits.
         Exception: What `call` raised, after the row says `failed`.
     """
-    fingerprint = ask.fingerprint
     known = await session.row(ask.key)
     if known is not None and known.is_finished:
-        if known.fingerprint != fingerprint:
+        if not ask.is_answered_by(known):
             raise ReplayError(
                 f"step {ask.key!r} was finished with other input than it is now asked with; the run's definition or "
                 "input has changed: start a new run",
@@ -182,7 +194,7 @@ async def journalled_step(
     progress = StepProgress(1 if known is None else known.attempt + (0 if goes_on else 1), began)
     started_at = (known.started_at if known is not None and goes_on else None) or now
     # A row is made where one is written, and not changed: thousands of steps go through here.
-    shared = _shared_fields(session, ask, fingerprint)
+    shared = _shared_fields(session, ask)
     shared |= {"queued_at": known.queued_at if known else now, "started_at": started_at}
     if known is not None and goes_on:
         progress.worked_ms = known.duration_ms or 0
@@ -379,8 +391,9 @@ async def _end_below(session: RunSession, key: str, write: Callable[[Entry], Awa
             await write(Entry(step=ended))
 
 
-def _shared_fields(session: RunSession, ask: StepAsk, fingerprint: str) -> dict[str, Any]:
+def _shared_fields(session: RunSession, ask: StepAsk) -> dict[str, Any]:
     """What all rows of a step have in common."""
+    entity_kind, entity_slug = ask.entity or (None, None)
     return {
         "run_id": session.run.id,
         "key": ask.key,
@@ -392,7 +405,10 @@ def _shared_fields(session: RunSession, ask: StepAsk, fingerprint: str) -> dict[
         "predecessor_keys": ask.predecessor_keys,
         "iteration_index": ask.iteration_index,
         "input": session.redact(ask.request if ask.shown is None else ask.shown),
-        "fingerprint": fingerprint,
+        "fingerprint": ask.fingerprint,
+        "node_hash": ask.node_hash,
+        "entity_kind": entity_kind,
+        "entity_slug": entity_slug,
         "dagster_run_id": session.dagster_run_id,
     }
 
@@ -421,7 +437,7 @@ async def begun_step(session: RunSession, ask: StepAsk) -> Step:
         return known
     now = session.environment.clock.now()
     row = Step(
-        **_shared_fields(session, ask, ask.fingerprint),
+        **_shared_fields(session, ask),
         attempt=1 if known is None else known.attempt + 1,
         status=StepStatus.RUNNING,
         queued_at=known.queued_at if known else now,

@@ -202,6 +202,7 @@ class _NodeWork:
         except AgentMeshError as error:
             self.unfit = self.unfit or error
         incoming = scope.graph.incoming[self.node.id]
+        identity = scope.level.identity(self.node.id, session.environment.node_types)
         self.ask = StepAsk(
             key=self.key,
             kind="node",
@@ -213,6 +214,8 @@ class _NodeWork:
             request=self.request,
             shown=None if self.unfit is not None else self.type.read(self.config, self.preparation),
             definition_hash=session.run.definition_hash,
+            node_hash=identity.hash,
+            entity=identity.entity,
             idempotent=True,
             announce=not self.type.is_pure and not collect,
             node_key=self.key,

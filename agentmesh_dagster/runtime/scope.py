@@ -22,6 +22,7 @@ from agentmesh_dagster.specs.graph import Graph
 from agentmesh_dagster.specs.levels import called_workflow
 from agentmesh_dagster.specs.names import identifier
 from agentmesh_dagster.specs.nodes import NodeConfig
+from agentmesh_dagster.specs.resolve import node_entity, node_hash
 from agentmesh_dagster.specs.sandbox import SkippedStep
 from agentmesh_dagster.specs.schema import fill_and_coerce
 from agentmesh_dagster.specs.state import StateRules
@@ -40,6 +41,16 @@ class ParsedNode:
     config: NodeConfig
 
 
+@dataclass(frozen=True)
+class NodeIdentity:
+    """What tells a node from what an edit makes of it, and what it is about."""
+
+    hash: str
+    """Of the node with all that it refers to (`specs.resolve.node_hash`)."""
+    entity: tuple[str, str] | None
+    """Kind and slug of its agent, tool or workflow."""
+
+
 class Level:
     """A workflow's own nodes, or those of a body in it. One object for all passes in a process."""
 
@@ -52,6 +63,7 @@ class Level:
         """Whether it is a workflow's own level, with `start` and `end`, and not a body's."""
         self.state = StateRules.of(workflow.state_schema)
         self._nodes: dict[str, ParsedNode] = {}
+        self._identities: dict[str, NodeIdentity] = {}
         self._bodies: dict[int, Level] = {}
         self._called: dict[str, Level] = {}
         self._is_light: bool | None = None
@@ -73,6 +85,26 @@ class Level:
             spec = self.graph.nodes[node_id]
             node_type = node_type_of(spec, types)
             found = self._nodes[node_id] = ParsedNode(spec, node_type, node_type.parse(spec))
+        return found
+
+    def identity(self, node_id: str, types: Mapping[str, AnyNodeType]) -> NodeIdentity:
+        """What a node is, for its steps.
+
+        Raises:
+            DefinitionError: Its type is not installed (code `node-type-missing`).
+        """
+        found = self._identities.get(node_id)
+        if found is None:
+            node = self.node(node_id, types)
+            checked = {"start": self.workflow.input_schema, "end": self.workflow.output_schema}
+            digest = node_hash(
+                node.spec,
+                self.graph.outgoing[node_id],
+                self.closure,
+                schema=checked.get(node.spec.type) if self.is_workflow else None,
+                node_configs={name: each.config_model for name, each in types.items()},
+            )
+            found = self._identities[node_id] = NodeIdentity(digest, node_entity(node.config))
         return found
 
     def body(self, body: BodySpec) -> Level:

@@ -55,6 +55,20 @@ class Closure(SpecModel):
         """The root, of a workflow's closure."""
         return self.workflows[self.slug].document
 
+    def document(self, kind: str, slug: str) -> AgentSpec | ToolSpec | WorkflowSpec | NetworkSpec:
+        """A document that it holds.
+
+        Raises:
+            KeyError: It holds none of that kind and slug.
+        """
+        by_kind: dict[str, Mapping[str, PinnedAgent | PinnedTool | PinnedWorkflow | PinnedNetwork]] = {
+            "agent": self.agents,
+            "tool": self.tools,
+            "workflow": self.workflows,
+            "network": self.networks,
+        }
+        return by_kind[kind][slug].document
+
     def to_json(self) -> Json:
         """The closure as JSON; `Closure.model_validate` reads it back."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {

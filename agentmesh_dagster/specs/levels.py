@@ -5,7 +5,7 @@ Everything here is pure; run workers and the compiler ask the same functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -143,12 +143,22 @@ def all_parts(
         workflow: The workflow; its node configs may be wrong.
         node_configs: Config models of the node types.
     """
+    nodes = ((node, child_path("nodes", index)) for index, node in enumerate(workflow.nodes))
+    return _parts([*nodes, *bodies_in(workflow)], node_configs)
+
+
+def node_parts(
+    node: NodeSpec, node_configs: Mapping[str, type[NodeConfig]] = BUILTIN_NODE_CONFIGS
+) -> Iterator[PlacedBody | PlacedNode]:
+    """A node with all nodes and bodies in it, as `all_parts`; their paths begin at the node."""
+    return _parts([(node, "")], node_configs)
+
+
+def _parts(
+    parts: Sequence[PlacedBody | tuple[NodeSpec, str]], node_configs: Mapping[str, type[NodeConfig]]
+) -> Iterator[PlacedBody | PlacedNode]:
     # A stack of what is still to come, and no recursion: nothing bounds the depth of a document made in Python.
-    waiting: list[PlacedBody | tuple[NodeSpec, str]] = [
-        *((node, child_path("nodes", index)) for index, node in enumerate(workflow.nodes)),
-        *bodies_in(workflow),
-    ]
-    waiting.reverse()
+    waiting = list(reversed(parts))
     while waiting:
         part = waiting.pop()
         if isinstance(part, PlacedBody):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentmesh_dagster.constants import KINDS
 from agentmesh_dagster.errors import DocumentInvalid
+from agentmesh_dagster.records import Json
 from agentmesh_dagster.specs.base import Reference, SpecModel, marked_fields
 from agentmesh_dagster.specs.closure import (
     Closure,
@@ -17,9 +18,18 @@ from agentmesh_dagster.specs.closure import (
     PinnedNetwork,
     PinnedTool,
     PinnedWorkflow,
+    content_hash,
 )
-from agentmesh_dagster.specs.documents import AgentSpec, Document, NetworkSpec, ToolSpec, WorkflowSpec
-from agentmesh_dagster.specs.levels import PlacedBody, all_parts
+from agentmesh_dagster.specs.documents import (
+    AgentSpec,
+    Document,
+    NetworkSpec,
+    NodeSpec,
+    ToolSpec,
+    WorkflowSpec,
+)
+from agentmesh_dagster.specs.graph import Edge
+from agentmesh_dagster.specs.levels import PlacedBody, all_parts, node_parts
 from agentmesh_dagster.specs.nodes import BUILTIN_NODE_CONFIGS, NodeConfig
 from agentmesh_dagster.specs.problems import Problem, child_path, suggestion
 from agentmesh_dagster.specs.slugs import parse_reference
@@ -33,11 +43,14 @@ __all__ = [
     "PinnedDocument",
     "check_references",
     "missing",
+    "node_entity",
+    "node_hash",
     "references_of",
     "resolve_closure",
 ]
 
 _MAX_CHAIN: Final = 20
+_NOT_HASHED: Final = {"name", "description", "metadata", "position"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +129,55 @@ def references_of(
             kind = group.removesuffix("s")
             if kind in KINDS:
                 yield from _read(kind, slugs, child_path("primitives", group))
+
+
+def node_entity(config: NodeConfig) -> tuple[str, str] | None:
+    """Kind and slug of the agent, tool or workflow that a node is about; None of other nodes."""
+    for marked in marked_fields(config):
+        if isinstance(marked.mark, Reference) and isinstance(marked.value, str):
+            return marked.mark.kind, marked.value.partition("@")[0]
+    return None
+
+
+def node_hash(
+    node: NodeSpec,
+    edges: Sequence[Edge],
+    closure: Closure,
+    *,
+    schema: Json = None,
+    node_configs: Mapping[str, type[NodeConfig]] = BUILTIN_NODE_CONFIGS,
+) -> str:
+    """SHA-256 (hex) of a node with all that it refers to, which an edit elsewhere in the workflow leaves as it is.
+
+    Covers the node without its name, description, metadata and place in an editor; handles and conditions of the edges
+    that leave it; its bodies; and the documents that it reaches, whatever their versions.
+
+    Args:
+        node: The node.
+        edges: Those that leave it.
+        closure: What its references are resolved to.
+        schema: That of the workflow's input or output, where it is the node that checks it.
+        node_configs: Config models of the node types, whose marks tell the references.
+    """
+    waiting = list(_references_in(node, node_configs))
+    reached: dict[str, Json] = {}
+    while waiting:
+        found = waiting.pop()
+        name = f"{found.kind}/{found.slug}"
+        if name not in reached:
+            document = closure.document(found.kind, found.slug)
+            reached[name] = document.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            waiting += references_of(document, node_configs=node_configs)
+    own = node.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_NOT_HASHED)
+    return content_hash([own, [[edge.handle, edge.condition] for edge in edges], schema, reached])
+
+
+def _references_in(node: NodeSpec, node_configs: Mapping[str, type[NodeConfig]]) -> Iterator[FoundReference]:
+    for part in node_parts(node, node_configs):
+        model = part.body if isinstance(part, PlacedBody) else part.config
+        for marked in marked_fields(model) if model is not None else ():
+            if isinstance(marked.mark, Reference):
+                yield from _read(marked.mark.kind, marked.value, marked.path)
 
 
 def _models_of(

@@ -250,6 +250,7 @@ def _lost(run_id: str, why: str) -> RunRefused:
 def _ready_run(row: RowMapping, dagster_run_ids: Sequence[str]) -> ReadyRun:
     return ReadyRun(
         run_id=row["run_id"],
+        kind=row["kind"],
         slug=row["slug"],
         publication=row["publication"],
         definition_hash=row["definition_hash"],

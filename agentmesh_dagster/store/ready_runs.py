@@ -92,8 +92,8 @@ def poll_statement() -> CompoundSelect[Any]:
     """What there is to do in the project `of_project` at a moment, with the parameters `moments`.
 
     Returns:
-        Rows of `reason`, `run_id`, `slug`, `publication`, `definition_hash`, `claim_id` and `since`, for each run that
-        can go on. And a row of the reason `due` or `notices` alone, where something is.
+        Rows of `reason`, `run_id`, `kind`, `slug`, `publication`, `definition_hash`, `claim_id` and `since`, for each
+        run that can go on. And a row of the reason `due` or `notices` alone, where something is.
     """
     # From the answers to their runs: few are not taken up, however many runs wait.
     answered = (
@@ -115,7 +115,7 @@ def poll_statement() -> CompoundSelect[Any]:
             ("finalize", runs.c.finished_at),
         )
     ]
-    nothing = [null()] * 6
+    nothing = [null()] * 7
     due = or_(
         exists().where(waits.c.project == _PROJECT, waits.c.next_at <= _NOW),
         exists().where(inbox.c.project == _PROJECT, inbox.c.expires_at <= _NOW),
@@ -133,6 +133,7 @@ def _ready(reason: str, since: ColumnElement[datetime]) -> Any:
     return select(
         literal(reason).label("reason"),
         runs.c.id.label("run_id"),
+        runs.c.kind,
         runs.c.slug,
         runs.c.publication,
         runs.c.definition_hash,

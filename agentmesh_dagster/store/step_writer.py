@@ -22,7 +22,7 @@ from agentmesh_dagster.store.run_rows import lease_holder, require_holder, step_
 from agentmesh_dagster.store.tables import events, runs, steps
 
 _COUNTED: Final = (StepStatus.SUCCEEDED, StepStatus.FAILED)
-_ANSWER: Final = ("status", "fingerprint", "output", "error", "routing_decision")
+_ANSWER: Final = ("status", "fingerprint", "node_hash", "output", "error", "routing_decision")
 """What makes two finished rows of a step the same answer."""
 _MAX_KEYS_IN_QUERY: Final = 256
 _STEP_COLUMNS: Final = tuple(column.name for column in steps.columns)
@@ -273,6 +273,9 @@ class StepWriter:
             None if output is None else _fast_text(output),
             None if error is None else _fast_text(error),
             None if routing is None else _fast_text(routing),
+            step.node_hash,
+            step.entity_kind,
+            step.entity_slug,
         )
 
     def _event_row(self, event: Event) -> _Row:

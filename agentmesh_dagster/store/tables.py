@@ -32,6 +32,7 @@ from agentmesh_dagster.store.columns import JsonColumn, UtcDateTime
 
 __all__ = [
     "KEPT_EVENTS",
+    "MODEL_STEPS",
     "OPEN_EVENT_WAITS",
     "OVERDUE_RUNS",
     "READY_WAITS",
@@ -59,7 +60,7 @@ __all__ = [
     "waits",
 ]
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006")
 """The schema's revisions, oldest first; the last one is what this code works on."""
 
 # SQLite takes a partial index only where a query repeats its condition word for word: each stands here once.
@@ -75,6 +76,8 @@ UNFINALIZED_RUNS: Final = "finalized < endings AND status IN ('succeeded', 'fail
 OVERDUE_RUNS: Final = "status = 'waiting' AND deadline_at IS NOT NULL"
 """Waiting runs that fail when their time is over."""
 KEPT_EVENTS: Final = "is_kept"
+MODEL_STEPS: Final = "model_used IS NOT NULL"
+"""Steps that have used a model."""
 
 runs = Table(
     "runs",
@@ -199,7 +202,23 @@ steps = Table(
     Column("output", JsonColumn),
     Column("error", JsonColumn),
     Column("routing_decision", JsonColumn),
+    Column("node_hash", Text, nullable=False, server_default=text("''")),
+    Column("entity_kind", Text),
+    Column("entity_slug", Text),
 )
+
+# Usage by agent, model and day; steps that used no model cost nothing.
+for _columns in (
+    ("entity_kind", "entity_slug", "finished_at"),
+    ("model_used", "finished_at"),
+    ("finished_at",),
+):
+    Index(
+        f"ix_steps_{'_'.join(_columns)}",
+        *(steps.c[name] for name in _columns),
+        sqlite_where=text(MODEL_STEPS),
+        postgresql_where=text(MODEL_STEPS),
+    )
 
 events = Table(
     "events",

@@ -242,7 +242,9 @@ async def _make(call: NodeCall, offered: Sequence[OfferedTool], under: str, aske
         return _failed(call, problem)
 
     # Nothing is called, so there is nothing that must not happen twice.
-    row, _ = await call.step("tool", {"tool": slug, "input": asked.arguments}, refuse, under=under)
+    row, _ = await call.step(
+        "tool", {"tool": slug, "input": asked.arguments}, refuse, under=under, entity=("tool", slug)
+    )
     call.preparation.say(f"{call.key}: tool {slug} was not called: {row.error['message']}")
     return row
 
@@ -283,6 +285,7 @@ async def _journalled(call: NodeCall, known: OfferedTool, under: str, request: M
         idempotent=tool.may_repeat,
         answer_schema=known.output_schema,
         under=under,
+        entity=("tool", tool.slug),
     )
     came_to = "answered" if row.error is None else "failed"
     call.preparation.say(f"{call.key}: tool {tool.slug} {came_to} in {(row.duration_ms or 0) / 1000:.2f} s")

@@ -13,7 +13,7 @@ from agentmesh_dagster.runtime.called import run_called
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.journalled import StepAnswer, StepAsk, StepProgress, journalled_step
 from agentmesh_dagster.runtime.row_buffer import RowBuffer
-from agentmesh_dagster.runtime.scope import Scope, upstream_node
+from agentmesh_dagster.runtime.scope import NodeIdentity, Scope, upstream_node
 from agentmesh_dagster.runtime.session import RunSession
 from agentmesh_dagster.runtime.step_context import StepContext
 from agentmesh_dagster.runtime.waiting import closed_wait, new_wait
@@ -211,6 +211,7 @@ class NodeCall:
             Exception: What made it fail.
         """
         node = self.preparation.node
+        called = ("workflow", scope.level.workflow.slug) if scope.level.is_workflow else None
         ask = StepAsk(
             key=key,
             kind=kind,
@@ -220,6 +221,8 @@ class NodeCall:
             parent_key=self.key,
             request=request,
             definition_hash=self.session.run.definition_hash,
+            node_hash=self._identity.hash,
+            entity=called,
             idempotent=True,
             announce=announce,
             node_key=self.key,
@@ -247,6 +250,7 @@ class NodeCall:
         idempotent: bool = True,
         answer_schema: Json = None,
         under: str = "",
+        entity: tuple[str, str] | None = None,
     ) -> tuple[Step, bool]:
         """Makes one call under the key `<node>/<kind>/<n>`, or replays it.
 
@@ -261,6 +265,7 @@ class NodeCall:
             idempotent: Whether the call may be repeated after it was cut off.
             answer_schema: What its output must fit, where a person says it of a call that was cut off.
             under: What stands for `n`, such as `2.0`: the model call that asked for it, and its place in that answer.
+            entity: Kind and slug of what is called; default: those of the node.
         """
         calls = self._calls
         number = self._next(kind)
@@ -275,6 +280,8 @@ class NodeCall:
             parent_key=self.key,
             request=request,
             definition_hash=self.session.run.definition_hash,
+            node_hash=self._identity.hash,
+            entity=entity or self._identity.entity,
             idempotent=idempotent,
             announce=True,
             node_key=self.key,
@@ -298,6 +305,10 @@ class NodeCall:
             if kind == "llm":
                 calls.asked.append(number)
         return answer
+
+    @property
+    def _identity(self) -> NodeIdentity:
+        return self.scope.level.identity(self.preparation.node.id, self.environment.node_types)
 
     def keep(self) -> None:
         """Says that the model's answers so far lead to calls of tools: no attempt asks for them anew."""
