@@ -180,3 +180,16 @@ def test_the_python_functions(waiting: Waiting):
     assert resume_suspended(agentmesh, "run-1", "receipt", {"x": 1}, by="jane").id == step.id
     assert send_event(agentmesh, "paid", "A-1", {"amount": 1}, by="jane").completed == (event.id,)
     assert send_event(agentmesh, "paid", "A-1", {"amount": 1}, by="jane", event_id="e").is_kept
+
+
+def test_data_that_differs_from_an_earlier_votes_is_said_with_its_fields(waiting: Waiting):
+    wait = waiting.open(assignees=("ann", "bob", "carl"), required=2)
+    config = {"approval": wait.id, "decision": "approved"}
+    assert waiting.launch({**config, "by": "ann", "data": {"amount": 90}}).success
+    result = waiting.launch({**config, "by": "bob", "data": {"amount": 9}})
+    assert not result.success
+    failure = next(event for event in result.all_events if event.is_step_failure)
+    told = failure.step_failure_data.user_failure_data
+    assert "data differs from what ann decided, in amount" in told.description
+    assert told.metadata["code"].value == "data-conflict"
+    assert waiting.stands(wait).status is WaitStatus.OPEN

@@ -253,7 +253,8 @@ def test_an_option_wins_with_its_quorum() -> None:
 def test_options_that_can_no_longer_win_reject() -> None:
     gate = wait(assignees=TRIO, required=2, options=("red", "blue", "green"))
     answer = decide(gate, vote("anna", "red"), vote("bob", "blue"), vote("carl", "green")).answer
-    assert answer["decision"] == "rejected"
+    assert (answer["decision"], answer["by"]) == ("rejected", "quorum")
+    assert answer["comment"] == "No agreement: anna: red; bob: blue; carl: green"
     all_three = replace(gate, required=3)
     assert decide(all_three, vote("anna", "red"), vote("bob", "blue")).answer["decision"] == "rejected"
 
@@ -327,14 +328,52 @@ def test_arguments_that_are_not_edited_stay_what_they_are() -> None:
     assert timeout_answer(gate, T0)["decision"] == "approved"
 
 
-def test_who_approves_other_arguments_has_not_agreed() -> None:
-    gate = wait(kind=WaitKind.TOOL, form_schema=NOTE, prefill={"amount": 900}, assignees=TRIO, required=2)
-    cut = {"amount": 90}
-    assert decide(gate, vote("anna"), vote("bob", data=cut)).answer is None
-    answer = decide(gate, vote("anna"), vote("bob", data=cut), vote("carl", data=cut)).answer
-    assert (answer["decision"], answer["data"]["amount"]) == ("approved", 90)
-    other = decide(gate, vote("anna"), vote("bob", data=cut), vote("carl", data={"amount": 9})).answer
-    assert other["decision"] == "rejected"
+@pytest.mark.parametrize("kind", [WaitKind.TOOL, WaitKind.HUMAN])
+def test_who_approves_other_data_is_told_the_fields_and_the_gate_stays_open(kind: WaitKind) -> None:
+    gate = wait(kind=kind, form_schema=NOTE, prefill={"amount": 900, "note": "x"}, assignees=TRIO, required=2)
+    first = weigh(gate, [], vote("anna", data={"amount": 90}), GROUPS)
+    assert first.answer is None
+    for data in (None, {"amount": 9, "note": "secret"}):
+        with pytest.raises(ApprovalError) as caught:
+            weigh(gate, [first.vote], vote("bob", data=data), GROUPS)
+        assert caught.value.code == "data-conflict"
+        assert caught.value.context["issues"] == [
+            {"path": "amount", "message": "differs from the vote of anna"},
+            {"path": "note", "message": "differs from the vote of anna"},
+        ]
+        assert "anna decided, in amount, note" in caught.value.message
+        assert "secret" not in caught.value.message
+    agreed = weigh(gate, [first.vote], vote("bob", data={"note": "none", "amount": "90"}), GROUPS).answer
+    assert (agreed["decision"], agreed["by"], agreed["data"]["amount"]) == ("approved", "bob", 90)
+
+
+def test_a_rejection_differs_in_nothing_and_is_by_whoever_rejected() -> None:
+    gate = wait(form_schema=NOTE, prefill={"amount": 900}, assignees=("anna", "bob"), required=2)
+    answer = decide(gate, vote("anna"), vote("bob", "rejected", data={"amount": 1})).answer
+    assert (answer["decision"], answer["by"]) == ("rejected", "bob")
+
+
+def test_places_in_lists_and_missing_fields_are_named() -> None:
+    gate = wait(assignees=TRIO, required=3)
+    data = {"rows": [{"sum": 1}, {"sum": 2}], "kept": 1, "flag": True, "tags": [1]}
+    other = {"rows": [{"sum": 1}, {"sum": 3}], "more": 1, "flag": 1, "tags": [1, 2]}
+    refused = refusal(gate, vote("anna", data=data), vote("bob", data=other))
+    places = [issue["path"] for issue in refused.context["issues"]]
+    assert places == ["flag", "kept", "more", "rows[1].sum", "tags"]
+
+
+def test_other_options_may_come_with_other_data() -> None:
+    gate = wait(assignees=TRIO, required=2, options=("red", "blue"))
+    answer = decide(gate, vote("anna", "red", data={"a": 1}), vote("bob", "blue", data={"a": 2})).answer
+    assert answer is None
+
+
+def test_votes_that_differed_before_the_upgrade_are_not_turned_into_anybodys_rejection() -> None:
+    gate = wait(kind=WaitKind.TOOL, form_schema=NOTE, prefill={"amount": 900}, assignees=TRIO, required=3)
+    kept = [vote("anna", data={"amount": 1}), vote("bob", data={"amount": 2, "note": "none"})]
+    answer = weigh(gate, kept, vote("carl", data={"amount": 2}), GROUPS).answer
+    assert (answer["decision"], answer["by"], answer["data"]) == ("rejected", "quorum", None)
+    assert answer["comment"] == "No agreement: anna: approved; bob: approved; carl: approved"
 
 
 def test_a_stale_decision_is_refused() -> None:

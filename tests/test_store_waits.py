@@ -12,11 +12,13 @@ from typing import Any
 import forked
 import pytest
 from sqlalchemy import event as engine_event
+from sqlalchemy import select
 from store_samples import NOON, HandClock, a_run, a_step, a_vote, a_wait, an_event, at
 
 from agentmesh_dagster.errors import ApprovalError, NotFound, StoreError
 from agentmesh_dagster.records import Entry, RunStatus, StepStatus, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.store import Store, open_store
+from agentmesh_dagster.store.tables import notices
 
 SLACK = {"type": "webhook", "url": "https://example.com/hook", "secret": "${secrets.HOOK}"}
 FORM = {
@@ -749,3 +751,40 @@ def test_a_notice_that_fails_when_its_gate_is_closed_is_given_up(store: Store):
     store.notices.failed(notice.id, "timed out", at(40))
     [given_up] = store.notices.list(gate.id)
     assert (given_up.next_at, given_up.error) == (None, "timed out")
+
+
+def test_votes_with_different_data_leave_the_gate_open_and_people_are_told(store: Store):
+    gate = a_wait("gate", assignees=("ann", "bob", "carl"), required=2, notify=[SLACK])
+    open_wait(store, gate)
+    store.waits.decide("default", gate.id, a_vote("ann", data={"amount": 90, "note": "n"}))
+    for _ in range(2):
+        with pytest.raises(ApprovalError) as refused:
+            store.waits.decide("default", gate.id, a_vote("bob", data={"amount": 9, "note": "n"}))
+        assert refused.value.code == "data-conflict"
+    stands = store.waits.get("default", gate.id)
+    assert (stands.status, [vote.by for vote in store.waits.votes(gate.id)]) == (WaitStatus.OPEN, ["ann"])
+    told = [event.payload for event in store.runs.events("run-1") if event.type == "approval.refused"]
+    assert [(payload["by"], payload["code"], payload["fields"]) for payload in told] == [
+        ("bob", "data-conflict", ["amount"])
+    ] * 2
+    with store._database.read() as connection:
+        reasons = connection.execute(select(notices.c.reason).order_by(notices.c.id)).scalars().all()
+    assert sorted(reasons) == ["conflict", "conflict", "opened"]
+    decided = store.waits.decide("default", gate.id, a_vote("bob", data={"note": "n", "amount": 90}))
+    assert (decided.status, decided.answer["by"], decided.answer["data"]["amount"]) == (
+        WaitStatus.DECIDED,
+        "bob",
+        90,
+    )
+    [final] = [event.payload for event in store.runs.events("run-1") if event.type == "approval.decided"]
+    assert (final["decision"], final["by"]) == ("approved", "bob")
+
+
+def test_a_rejection_without_agreement_is_nobodys(store: Store):
+    gate = a_wait("gate", assignees=("ann", "dora"), required=2, options=("red", "blue"))
+    open_wait(store, gate)
+    store.waits.decide("default", gate.id, a_vote("ann", "red"))
+    decided = store.waits.decide("default", gate.id, a_vote("dora", "blue"))
+    assert (decided.answer["decision"], decided.answer["by"]) == ("rejected", "quorum")
+    [final] = [event.payload for event in store.runs.events("run-1") if event.type == "approval.decided"]
+    assert (final["decision"], final["by"]) == ("rejected", "quorum")

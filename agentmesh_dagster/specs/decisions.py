@@ -9,12 +9,13 @@ The rules, in the order in which a vote is held to them:
 4. With `ordered`, vote number k is by entry k of the assignees, or by somebody of that group; one of `escalate_to`
    stands in for whoever's turn it is.
 5. The decision is a known word, and its data fits the form. A rejection's data is kept, and need not fit.
+6. Where several must agree, they agree on the data too: a vote whose data differs from that of an earlier one with the
+   same decision is refused, and the refusal names the fields. The approval stays open.
 
 Where one vote is required, the first closes. Where more are, the vote closes that gives a choice its quorum, or that
-leaves no choice which those who have not voted could still bring to it: then the answer is `rejected`. Voters who all
-agree and are only too few never reject; the approval stays open until its groups have members enough, or its deadline
-comes. At a tool's call a choice is the arguments that were approved: two people who approve different arguments have
-not agreed.
+leaves no choice which those who have not voted could still bring to it: then the answer is `rejected`, by the voter who
+rejected, or by `quorum` where people chose different options. Voters who all agree and are only too few never reject;
+the approval stays open until its groups have members enough, or its deadline comes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from agentmesh_dagster.errors import ApprovalError, ExpressionError
 from agentmesh_dagster.records import Json, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.fittings import Fit, fit_now
+from agentmesh_dagster.specs.schema_parts import path_text
 
 HAPPENED: Final = "happened"
 """The call that was cut off took effect; the decision's data is its output."""
@@ -42,11 +44,14 @@ UNKNOWN_OPTIONS: Final = (HAPPENED, REPEAT, FAIL)
 
 BY_TIMEOUT: Final = "timeout"
 """Who decided, where a deadline did."""
+BY_QUORUM: Final = "quorum"
+"""Who rejected, where people chose different options and none can get its quorum any more."""
 
 Groups = Mapping[str, Sequence[str]]
 """Group to its members; one that is missing has none."""
 
 _MAX_NAME: Final = 200
+_MAX_ISSUES: Final = 20
 _CLOSED: Final = {
     "sibling": "another gate of the run was decided, and closed it",
     "run": "its run is over",
@@ -79,8 +84,8 @@ def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups, fit: Fi
 
     Raises:
         ApprovalError: The vote is refused: `no-approval`, `already-decided`, `gate-closed`, `already-voted`,
-            `separation`, `not-assignee`, `not-your-turn`, `bad-decision`, or `form` with `context.issues`, a list of
-            `{"path", "message"}`.
+            `separation`, `not-assignee`, `not-your-turn`, `bad-decision`, or `form` and `data-conflict` with
+            `context.issues`, a list of `{"path", "message"}`.
     """
     if not wait.kind.is_approval:
         raise _refusal(wait, "no-approval", f"nobody decides it: it waits for {_waits_for(wait)}")
@@ -94,6 +99,7 @@ def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups, fit: Fi
         comment=vote.comment,
         at=vote.at,
     )
+    _require_same_data(wait, votes, accepted)
     return Verdict(vote=accepted, answer=_answer(wait, votes, accepted, groups))
 
 
@@ -379,6 +385,48 @@ def _texts(value: Json) -> Iterator[str]:
             yield from _texts(item)
 
 
+def _require_same_data(wait: Wait, votes: Sequence[Vote], vote: Vote) -> None:
+    """Refuses data that differs from what earlier voters with the same decision gave: which of them would count?"""
+    if _required(wait) == 1 or vote.decision == HANDLE_REJECTED:
+        return
+    agreeing = [earlier for earlier in votes if earlier.decision == vote.decision]
+    if not agreeing or any(_same_json(earlier.data, vote.data) for earlier in agreeing):
+        return
+    earlier = agreeing[-1]
+    fields = sorted(_differences(earlier.data, vote.data, ()))[:_MAX_ISSUES]
+    names = ", ".join(fields)
+    word = "arguments differ" if wait.kind is WaitKind.TOOL else "data differs"
+    raise _refusal(
+        wait,
+        "data-conflict",
+        f"the {word} from what {earlier.by} decided, in {names}: give the same data, or reject. The approval "
+        "stays open",
+        {"issues": [{"path": name, "message": f"differs from the vote of {earlier.by}"} for name in fields]},
+    )
+
+
+def _same_json(first: Json, second: Json) -> bool:
+    # `True == 1` in Python, and not in JSON.
+    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+
+
+def _differences(first: Json, second: Json, path: tuple[str | int, ...]) -> Iterator[str]:
+    """The places in which two values differ; a value that only one of them has is one place."""
+    one, other = as_object(first), as_object(second)
+    left, right = as_list(first), as_list(second)
+    if one is not None and other is not None:
+        for name in dict.fromkeys((*one, *other)):
+            if name in one and name in other:
+                yield from _differences(one[name], other[name], (*path, name))
+            else:
+                yield path_text((*path, name))
+    elif left is not None and right is not None and len(left) == len(right):
+        for index, (item, opposite) in enumerate(zip(left, right, strict=True)):
+            yield from _differences(item, opposite, (*path, index))
+    elif not _same_json(first, second):
+        yield path_text(path)
+
+
 def _unfit(wait: Wait, issues: list[dict[str, str]]) -> ApprovalError:
     first = f"{issues[0]['path']}: {issues[0]['message']}"
     more = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
@@ -390,8 +438,12 @@ def _unfit(wait: Wait, issues: list[dict[str, str]]) -> ApprovalError:
 # Counting ---------------------------------------------------------------------------------------------------
 
 
+def _required(wait: Wait) -> int:
+    return wait.required if wait.assignees else 1
+
+
 def _answer(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> Json:
-    required = wait.required if wait.assignees else 1
+    required = _required(wait)
     everybody = [*votes, vote]
     if required == 1:
         return _closing(wait, vote, vote.decision, everybody)
@@ -401,8 +453,23 @@ def _answer(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> Js
         return _closing(wait, vote, vote.decision, everybody)
     agree = len({_choice(wait, v) for v in everybody}) == 1 and own is not None
     if not agree and max(counts.values(), default=0) + _to_come(wait, everybody, vote.at, groups) < required:
-        return _closing(wait, vote, HANDLE_REJECTED, everybody)
+        return _no_agreement(wait, everybody)
     return None
+
+
+def _no_agreement(wait: Wait, votes: Sequence[Vote]) -> dict[str, Any]:
+    """The answer of votes of which none can get its quorum any more; never in the name of somebody who agreed."""
+    rejecting = [vote for vote in votes if vote.decision == HANDLE_REJECTED]
+    if rejecting:
+        return _closing(wait, rejecting[-1], HANDLE_REJECTED, votes)
+    chosen = "; ".join(f"{vote.by}: {_shown_decision(vote.decision)}" for vote in votes)
+    nobody = Vote(by=BY_QUORUM, decision=None, comment=f"No agreement: {chosen}", at=votes[-1].at)
+    return _closing(wait, nobody, HANDLE_REJECTED, votes)
+
+
+def _shown_decision(decision: Json) -> str:
+    chosen = as_list(decision)
+    return str(decision) if chosen is None else ", ".join(map(str, chosen))
 
 
 def _choice(wait: Wait, vote: Vote) -> str | None:

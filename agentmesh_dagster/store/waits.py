@@ -31,6 +31,7 @@ from agentmesh_dagster.store.settling import settle_due
 from agentmesh_dagster.store.tables import inbox, votes, waits
 from agentmesh_dagster.store.wait_changes import close_siblings
 from agentmesh_dagster.store.wait_rows import (
+    add_notices,
     close_wait,
     insert_vote,
     load_votes,
@@ -276,7 +277,7 @@ class Waits:
                 answer=verdict.answer,
                 decided_at=vote.at,
             )
-            final = {**said, "decision": verdict.answer["decision"]}
+            final = {"decision": verdict.answer["decision"], "by": verdict.answer["by"]}
             insert_events(connection, self._database, [wait_event(self._clock, wait, "decided", final)])
             close_siblings(connection, self._database, self._clock, wait)
         detail = {
@@ -298,7 +299,12 @@ class Waits:
         refusal: ApprovalError,
     ) -> None:
         by, decision = _printable(vote.by), _words(vote.decision)
-        what = {"code": refusal.code, "by": by, "decision": decision}
+        what: dict[str, Json] = {"code": refusal.code, "by": by, "decision": decision}
+        if refusal.code == "data-conflict":
+            # The names of the fields, and never what they hold.
+            what["fields"] = [issue["path"] for issue in refusal.context["issues"]]
+            if wait is not None:
+                add_notices(connection, self._clock, wait, "conflict", vote.at)
         if wait is None:
             shown = _printable(wait_id)
             detail = {"approval": shown, **what}

@@ -15,7 +15,12 @@ __all__ = ["NoticeMessage", "approval_view", "one_line"]
 _MAX_SUBJECT: Final = 200
 _MAX_BODY: Final = 20_000
 _MAX_DATA: Final = 20_000
-_BEGINNINGS: Final = {"opened": "Decision wanted", "reminder": "Reminder", "escalated": "Escalated to you"}
+_BEGINNINGS: Final = {
+    "opened": "Decision wanted",
+    "reminder": "Reminder",
+    "escalated": "Escalated to you",
+    "conflict": "Votes with different data",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +30,7 @@ class NoticeMessage:
     id: str
     """The notice's id: the same in every attempt to deliver it."""
     reason: str
-    """`opened`, `reminder` or `escalated`."""
+    """`opened`, `reminder`, `escalated`, or `conflict`: somebody's vote was refused because its data differs."""
     approval: Mapping[str, Json]
     """See `approval_view`."""
     how_to_decide: tuple[str, ...]
