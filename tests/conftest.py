@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -78,7 +79,11 @@ def own_environment() -> Iterator[None]:
     if forkserver is not None:
         for process in multiprocessing.active_children():
             process.kill()
-        forkserver._forkserver._stop()
+        server = forkserver._forkserver
+        if server._forkserver_pid is not None:
+            # At its own end it would wait for that of this process, whose folder it removes.
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
 
 
 @pytest.fixture(autouse=True)
