@@ -178,12 +178,20 @@ def test_ctrl_c_cancels_a_run_and_a_retry_goes_on(folder: Path):
     assert Path("calls").read_text() == "x"
 
 
-def test_a_run_in_another_process_is_not_canceled_behind_its_back(folder: Path):
+def test_a_run_of_another_shell_is_canceled(folder: Path):
     process = start_flaky()
     [at_work] = run("runs", "list", "--json").json
-    refused = run("runs", "cancel", at_work["run_id"], "--json")
-    assert (refused.code, refused.error["code"]) == (1, "cannot-terminate")
-    assert "Ctrl-C" in refused.error["message"]
+    done = run("runs", "cancel", at_work["run_id"], "--json")
+    assert done.code == 0, done.err
+    assert done.json["status"] == "canceled"
+    process.wait(WAIT_S)
+    assert json.loads(process.out)["status"] == "canceled"
+    assert Path("calls").read_text() == "x"
+
+
+def test_a_run_at_work_is_not_retried_and_is_followed_to_its_end(folder: Path):
+    process = start_flaky()
+    [at_work] = run("runs", "list", "--json").json
     busy = run("runs", "retry", at_work["run_id"], "--json")
     assert (busy.code, busy.error["code"]) == (2, "run-at-work")
     follower = start("runs", "events", at_work["run_id"], "--follow", "--json")

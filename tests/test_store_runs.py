@@ -66,6 +66,12 @@ def test_runs_are_listed_newest_first_and_filtered(clocked: Store):
     assert ids(status=[RunStatus.FAILED, RunStatus.RUNNING]) == ["c", "b", "a"]
     assert ids(source=RunSource.CLI) == ["a"]
     assert ids(parent_run_id="a") == ["c"]
+    assert ids(triggered_by="nobody") == []
+    assert ids(after="c") == ["b", "a"]
+    assert ids(after="b", limit=1) == ["a"]
+    assert ids(after="a") == []
+    assert ids(since=at(0), until=at(1)) == []
+    assert ids(since=at(0), until=at(10_000)) == ["c", "b", "a"]
     assert [run.id for run in clocked.runs.list("second")] == ["d"]
     with pytest.raises(NotFound) as missing:
         clocked.runs.get("nothing")

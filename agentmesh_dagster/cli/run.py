@@ -128,9 +128,11 @@ def _run_here(
     from agentmesh_dagster.orchestration.continuation import pinned_job
     from agentmesh_dagster.orchestration.host import AgentMesh
     from agentmesh_dagster.orchestration.local_run import run_here
+    from agentmesh_dagster.orchestration.worker_identity import WorkerIdentity
 
     job = pinned_job(cli.root, publication)
-    all_tags = {TAG_SOURCE: RunSource.CLI.value, "user": actor(), **tags}
+    # The process, so that `agentmesh runs cancel` in another shell can interrupt it.
+    all_tags = {TAG_SOURCE: RunSource.CLI.value, "user": actor(), **tags, **WorkerIdentity.of_command()}
     progress = _Progress(cli.store(), publication, enabled=show)
     agentmesh = AgentMesh.of_project(cli.root)
     with open_dagster(cli) as instance, progress, _stdout_for_results():

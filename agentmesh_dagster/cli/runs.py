@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from datetime import datetime
+from datetime import datetime, timezone
 
 import click
 
@@ -37,13 +37,26 @@ from agentmesh_dagster.cli.run_view import (
 )
 from agentmesh_dagster.constants import ENV_DAGSTER_URL
 from agentmesh_dagster.errors import DefinitionError, NotFound, RunRefused
-from agentmesh_dagster.records import Event, Json, Run, RunStatus
+from agentmesh_dagster.records import Event, Json, Run, RunSource, RunStatus
 
 _SHORTEST_PREFIX = 6
 _SHOWN_RUNS = 5
+_LAUNCHED_RUNS = 500
 _FOLLOW_POLL_S = 0.25
 
 _run_argument = click.argument("run_id", metavar="RUN")
+
+
+def _moment(_context: click.Context, _option: click.Parameter, value: str | None) -> datetime | None:
+    """A moment in UTC; without an offset it is local time."""
+    if value is None:
+        return None
+    try:
+        return datetime.fromisoformat(value.replace("Z", "+00:00")).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{value!r} is no ISO 8601 time, such as '2026-01-31' or '2026-01-31T09:00+01:00'"
+        ) from None
 
 
 @click.group()
@@ -64,19 +77,69 @@ def runs() -> None:
     type=click.Choice([status.value for status in RunStatus]),
     help="In this status; may be repeated.",
 )
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(min=1), help="At most so many.")
+@click.option("--source", type=click.Choice([source.value for source in RunSource]), help="Started so.")
+@click.option("--triggered-by", metavar="WHO", help="Started by this person, schedule or sensor.")
+@click.option("--since", callback=_moment, metavar="TIME", help="Created at this time or later; ISO 8601.")
+@click.option("--until", callback=_moment, metavar="TIME", help="Created before this time.")
+@click.option("--cursor", metavar="RUN", help="Only runs that come after this one in the list.")
+@click.option(
+    "--limit", default=50, show_default=True, type=click.IntRange(min=1), help="Maximum number of runs."
+)
 @json_option
 @pass_cli
 def list_runs(
-    cli: CliContext, kind: str | None, slug: str | None, statuses: tuple[str, ...], limit: int, as_json: bool
+    cli: CliContext,
+    kind: str | None,
+    slug: str | None,
+    statuses: tuple[str, ...],
+    source: str | None,
+    triggered_by: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    cursor: str | None,
+    limit: int,
+    as_json: bool,
 ) -> None:
-    """List runs, the newest first."""
+    """List runs, the newest first.
+
+    To list further ones, give the id of the last run as --cursor; with --json each run has it as `cursor`.
+    """
     wanted = [RunStatus(status) for status in statuses] or None
-    found = cli.store().runs.list(cli.project, kind=kind, slug=slug, status=wanted, limit=limit)
+    launched = _launched(cli)
+    on_their_way = [
+        run
+        for run in launched
+        if (wanted is None or run.status in wanted)
+        and kind in (None, run.kind)
+        and slug in (None, run.slug)
+        and source in (None, run.source.value)
+        and triggered_by in (None, run.triggered_by)
+        and (since is None or run.queued_at is None or run.queued_at >= since)
+        and (until is None or run.queued_at is None or run.queued_at < until)
+    ]
+    if cursor is not None:
+        # They stand before all others.
+        places = [run.id for run in on_their_way]
+        is_among = cursor in places
+        on_their_way = on_their_way[places.index(cursor) + 1 :] if is_among else []
+        cursor = None if is_among else cursor
+    found = cli.store().runs.list(
+        cli.project,
+        kind=kind,
+        slug=slug,
+        status=wanted,
+        source=None if source is None else RunSource(source),
+        triggered_by=triggered_by,
+        since=since,
+        until=until,
+        after=None if cursor is None else find_run(cli, cursor).id,
+        limit=limit,
+    )
+    found = [*on_their_way, *found][:limit]
     if not found:
         cli.check_project()
     if as_json:
-        print_json([run_facts(run) for run in found])
+        print_json([{**run_facts(run), "cursor": run.id} for run in found])
         return
     # Only where it was asked for: the other columns keep their places for scripts.
     shows_since = RunStatus.WAITING.value in statuses
@@ -112,7 +175,13 @@ def show(cli: CliContext, run_id: str, as_json: bool) -> None:
 
     With the run that started it, those that it has started, and whether its `on_failure` and `finally` have been run.
     """
-    run = find_run(cli, run_id)
+    try:
+        run = find_run(cli, run_id)
+    except NotFound:
+        launched = [each for each in _launched(cli) if each.id.startswith(run_id)]
+        if len(launched) != 1 or len(run_id) < _SHORTEST_PREFIX:
+            raise
+        run = launched[0]
     shown = load_shown(cli.store(), run)
     if as_json:
         children = [
@@ -252,9 +321,9 @@ def cancel(cli: CliContext, run_id: str, as_json: bool) -> None:
     """Cancel a run.
 
     Dagster is asked to terminate it, through AGENTMESH_DAGSTER_URL where that is set. A run that no worker is
-    left for is set to canceled at once. One that another `agentmesh run` executes is canceled with Ctrl-C
-    there. The unfinished runs that it has started are canceled with it. A daemon, or `agentmesh runs resume`,
-    runs its `finally`.
+    left for is set to canceled at once. One that `agentmesh run` executes in another shell of this machine is
+    interrupted as Ctrl-C does. The unfinished runs that it has started are canceled with it. A daemon, or
+    `agentmesh runs resume`, runs its `finally`.
     """
     run = find_run(cli, run_id)
     if run.status.is_final:
@@ -354,6 +423,18 @@ def resume(
         answer_only(cli, run, answer, as_json=as_json)
     else:
         resume_run(cli, run, answer, as_json=as_json)
+
+
+def _launched(cli: CliContext) -> list[Run]:
+    """The runs that were launched and that no worker has bound yet; none where the project has no Dagster instance."""
+    from agentmesh_dagster.settings import dagster_home
+
+    if not (dagster_home(cli.root) / "dagster.yaml").is_file():
+        return []
+    from agentmesh_dagster.orchestration.launched import launched_runs
+
+    with open_dagster(cli) as instance:
+        return launched_runs(cli.store(), instance, cli.project, limit=_LAUNCHED_RUNS)
 
 
 def find_run(cli: CliContext, wanted: str) -> Run:

@@ -25,11 +25,15 @@ _REFERENCES: Final = {"agent": "agent", "tool": "tool", "workflow": "workflow"}
 def entities(steps: Iterable[Step]) -> dict[str, tuple[str, str]]:
     """Kind and slug of the agent, tool or workflow that a step runs, by step key; other steps are left out.
 
-    A model call runs the agent of its node.
+    A model call runs the agent of its node. Rows of earlier releases do not name them; what they ran stands in their
+    input.
     """
     found: dict[str, tuple[str, str]] = {}
     every = {step.key: step for step in steps}
     for step in every.values():
+        if step.entity_kind is not None and step.entity_slug is not None:
+            found[step.key] = (step.entity_kind, step.entity_slug)
+            continue
         owner = every.get(step.parent_key or "", step) if step.kind == "llm" else step
         kind = "tool" if step.kind == "tool" else owner.node_type if owner.kind == "node" else ""
         slug = (as_object(owner.input) or {}).get(_REFERENCES.get(kind, ""))

@@ -5,6 +5,8 @@ The unfinished runs that it has started are canceled with it, and those that the
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,7 @@ from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import TAG_CLAIM, TAG_RUN_ID, TAG_STATUS
 from agentmesh_dagster.errors import RunRefused
 from agentmesh_dagster.orchestration.webserver import query
+from agentmesh_dagster.orchestration.worker_identity import WorkerIdentity
 from agentmesh_dagster.records import Event, Run, RunStatus, Wait, WaitStatus
 
 if TYPE_CHECKING:
@@ -169,8 +172,13 @@ def _terminate(store: Store, instance: dg.DagsterInstance, run: Run, webserver: 
         return False
     # A run that a process executes by itself, as `agentmesh run` does, was launched by nobody.
     is_launched = dagster_run is None or dagster_run.remote_job_origin is not None
-    if not is_launched:
-        reason = f"Dagster run {last} executes in a process of its own, as `agentmesh run` does: press Ctrl-C there"
+    if dagster_run is not None and not is_launched:
+        if _interrupt(dagster_run):
+            return True
+        reason = (
+            f"Dagster run {last} executes in a process of its own, which cannot be reached from here: press "
+            "Ctrl-C there"
+        )
     elif webserver is not None:
         answer = query(webserver, _TERMINATE, {"run": last})["terminateRun"]
         if answer["__typename"] == "TerminateRunSuccess":
@@ -188,6 +196,19 @@ def _terminate(store: Store, instance: dg.DagsterInstance, run: Run, webserver: 
     if _is_at_work(store, run):
         raise CannotReach(f"run {run.id!r} is at work: {reason}", context={"dagster_run_id": last})
     return False
+
+
+def _interrupt(dagster_run: dg.DagsterRun) -> bool:
+    """Interrupts the command that executes a Dagster run, as Ctrl-C does; False where no live one is known here."""
+    command = WorkerIdentity.of_command_run(dagster_run.tags)
+    if command is None or not command.is_alive():
+        return False
+    try:
+        # Not SIGINT, which a shell lets its background commands ignore.
+        os.kill(command.pid, signal.SIGTERM)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _is_at_work(store: Store, run: Run) -> bool:

@@ -299,21 +299,32 @@ def construct_launch(run: dg.DagsterRun, steps: frozenset[str], instance: dg.Dag
     if tags.get(_TAG_SENSOR, "").startswith(GATE_SENSOR):
         # Copied from a continuation: the gate sensor begins no run.
         tags = {tag: value for tag, value in tags.items() if tag != _TAG_SENSOR}
-    source = next((source for tag, source in _SOURCES_BY_TAG.items() if tag in tags), None)
-    if source is None:
-        # What nobody launched through a webserver or daemon, a command executes: `dagster job execute`.
-        other = RunSource.API if run.remote_job_origin is not None else RunSource.CLI
-        stated = tags.get(TAG_SOURCE, "")
-        source = RunSource(stated) if stated in RunSource._value2member_map_ else other
+    source = run_source(run, tags)
     return Launch(
         dagster_run_id=run.run_id,
         continues=tuple(continued_runs(run, instance)),
         is_selection=_is_selection(run, steps),
         source=source,
-        triggered_by=tags.get("dagster/schedule_name") or tags.get(_TAG_SENSOR) or tags.get("user", ""),
+        triggered_by=run_trigger(tags),
         claim=tags.get(TAG_CLAIM),
         max_retries=_max_retries(tags, instance),
     )
+
+
+def run_source(run: dg.DagsterRun, tags: Mapping[str, str]) -> RunSource:
+    """Who or what started a Dagster run, by its tags."""
+    source = next((source for tag, source in _SOURCES_BY_TAG.items() if tag in tags), None)
+    if source is not None:
+        return source
+    # What nobody launched through a webserver or daemon, a command executes: `dagster job execute`.
+    other = RunSource.API if run.remote_job_origin is not None else RunSource.CLI
+    stated = tags.get(TAG_SOURCE, "")
+    return RunSource(stated) if stated in RunSource._value2member_map_ else other
+
+
+def run_trigger(tags: Mapping[str, str]) -> str:
+    """The schedule, the sensor or the person that started a Dagster run, by its tags."""
+    return tags.get("dagster/schedule_name") or tags.get(_TAG_SENSOR) or tags.get("user", "")
 
 
 def _max_retries(tags: Mapping[str, str], instance: dg.DagsterInstance) -> int:

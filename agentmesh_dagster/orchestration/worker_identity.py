@@ -48,6 +48,17 @@ class WorkerIdentity:
         found = WorkerIdentity(**json.loads(tags[TAG_WORKER]))
         return found if found.run_id == run_id else None
 
+    @staticmethod
+    def of_command() -> dict[str, str]:
+        """The tags of a Dagster run that this process, a command, is about to execute itself."""
+        # The run has no id yet. Who copies its tags is launched, and `of_run` finds no worker in them.
+        return WorkerIdentity.of_this_process("").to_tags()
+
+    @staticmethod
+    def of_command_run(tags: Mapping[str, str]) -> WorkerIdentity | None:
+        """The command that executes a Dagster run which nobody launched; None where the tags name none."""
+        return WorkerIdentity.of_run("", tags)
+
     def to_tags(self) -> dict[str, str]:
         return {TAG_WORKER: json.dumps(asdict(self))}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, RowMapping, and_, delete, not_, or_, select, text, update
+from sqlalchemy import Connection, RowMapping, and_, delete, not_, or_, select, text, tuple_, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import NotFound
@@ -88,7 +88,10 @@ class Runs:
         status: RunStatus | Collection[RunStatus] | None = None,
         source: RunSource | None = None,
         parent_run_id: str | None = None,
+        triggered_by: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
+        after: str | None = None,
         limit: int | None = 50,
     ) -> builtins.list[Run]:
         """The newest runs first.
@@ -100,7 +103,10 @@ class Runs:
             status: One status, or several.
             source: Who or what started them.
             parent_run_id: Started by this run.
+            triggered_by: Who or what started them, by name.
             since: Stored at this moment or later.
+            until: Stored before this moment.
+            after: Only those that come after the run of this id in the list.
             limit: At most so many; None for all.
         """
         query = select(runs).where(runs.c.project == project)
@@ -109,6 +115,7 @@ class Runs:
             (runs.c.slug, slug),
             (runs.c.source, None if source is None else source.value),
             (runs.c.parent_run_id, parent_run_id),
+            (runs.c.triggered_by, triggered_by),
         ):
             if wanted is not None:
                 query = query.where(column == wanted)
@@ -117,6 +124,15 @@ class Runs:
             query = query.where(runs.c.status.in_([each.value for each in statuses]))
         if since is not None:
             query = query.where(runs.c.created_at >= since)
+        if until is not None:
+            query = query.where(runs.c.created_at < until)
+        if after is not None:
+            last = runs.alias()
+            place = select(last.c.created_at, last.c.id).where(last.c.id == after).subquery()
+            query = query.where(
+                tuple_(runs.c.created_at, runs.c.id)
+                < tuple_(select(place.c.created_at).scalar_subquery(), select(place.c.id).scalar_subquery())
+            )
         query = query.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
         with self._database.read() as connection:
             return load_runs(connection, connection.execute(query).mappings().all())

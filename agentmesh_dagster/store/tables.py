@@ -60,7 +60,7 @@ __all__ = [
     "waits",
 ]
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """The schema's revisions, oldest first; the last one is what this code works on."""
 
 # SQLite takes a partial index only where a query repeats its condition word for word: each stands here once.
@@ -131,6 +131,8 @@ runs = Table(
 )
 Index("ix_runs_project_kind_slug_created_at", runs.c.project, runs.c.kind, runs.c.slug, runs.c.created_at)
 Index("ix_runs_project_created_at", runs.c.project, runs.c.created_at)
+Index("ix_runs_project_source_created_at", runs.c.project, runs.c.source, runs.c.created_at)
+Index("ix_runs_project_triggered_by_created_at", runs.c.project, runs.c.triggered_by, runs.c.created_at)
 Index("ix_runs_status_created_at", runs.c.status, runs.c.created_at)
 Index("ix_runs_parent_run_id", runs.c.parent_run_id)
 Index(
