@@ -15,7 +15,7 @@ import pytest
 import workflow_functions
 from dagster._core.execution.api import create_execution_plan
 from dagster_server import is_alive, parent_of, wait_until
-from store_samples import end_leases
+from store_samples import a_run, a_step, a_wait, end_leases
 from workflow_project import TESTS, Project
 
 from agentmesh_dagster.clock import SystemClock
@@ -23,7 +23,8 @@ from agentmesh_dagster.orchestration.launcher import WarmRunLauncher
 from agentmesh_dagster.orchestration.reconcile import reconcile, store_launch
 from agentmesh_dagster.orchestration.sensors import build_run_status_sensors
 from agentmesh_dagster.orchestration.worker_identity import WorkerIdentity
-from agentmesh_dagster.records import RunStatus
+from agentmesh_dagster.records import Entry, RunStatus, StepStatus, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.runtime.loop import run_on_loop
 
 Status = dg.DagsterRunStatus
 
@@ -330,3 +331,43 @@ def test_a_worker_that_dies_right_after_its_run_was_written_as_waiting_leaves_bo
     assert project.dagster_run(run_id).tags["agentmesh/status"] == "waiting"
     assert project.says(run_id, "was waiting when its worker was killed")
     assert project.store.runs.lease(run_id) is None
+
+
+def wait_for_event(project: Launched, label: str) -> Wait:
+    """A wait for the event `paid` in another run."""
+    journal = project.store.journal
+    wait = a_wait(label, "other", kind=WaitKind.EVENT, event_name="paid", event_key="7")
+    step = a_step("gate", "other", status=StepStatus.WAITING, finished_at=None)
+    run_on_loop(journal.bind_run(a_run("other"), "other"))
+    run_on_loop(journal.record([Entry(step=step, opened=(wait,))]))
+    return wait
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_the_event_of_a_worker_that_was_killed_while_it_sent_it_is_delivered_once(
+    project: Launched, monkeypatch: pytest.MonkeyPatch, side: str
+):
+    tell = {"id": "tell", "type": "emit", "config": {"event": "paid", "key": "7", "data": {"amount": 1}}}
+    project.publish(chain(tell))
+    run_id = project.create("sample")
+    first = wait_for_event(project, "first")
+    monkeypatch.setenv("AGENTMESH_FAULT", f"journal.emit.{side}#1")
+    project.launch(run_id)
+    assert project.ends(run_id) is Status.FAILURE
+    monkeypatch.delenv("AGENTMESH_FAULT")
+
+    def status(wait: Wait) -> WaitStatus:
+        return project.store.waits.get("default", wait.id).status
+
+    assert status(first) is (WaitStatus.OPEN if side == "before" else WaitStatus.DECIDED)
+    second = wait_for_event(project, "second") if side == "after" else None
+    corrections = reconcile(project.store, project.instance, "default")
+    assert (run_id, RunStatus.FAILED) in [(each.run_id, each.status) for each in corrections]
+
+    assert retry_of(project, run_id).success
+
+    assert status(first) is WaitStatus.DECIDED
+    # Sent again, it would answer the wait that was opened meanwhile.
+    assert second is None or status(second) is WaitStatus.OPEN
+    assert project.store.waits.get("default", first.id).answer["data"] == {"amount": 1}
+    assert [event for event, _ in project.events(run_id)].count("event.sent") == 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event as engine_event
-from store_samples import HandClock, a_run, a_step, a_wait, an_event
+from store_samples import HandClock, a_run, a_step, a_wait, an_event, end_leases, take_lease
 
-from agentmesh_dagster.errors import ApprovalError
+from agentmesh_dagster.errors import ApprovalError, NotFound, RunRefused
 from agentmesh_dagster.records import Entry, RunStatus, StepStatus, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs import decisions
 from agentmesh_dagster.store import Store, open_store
@@ -165,3 +165,31 @@ def test_a_step_sends_none_of_agentmesh_own_events(store: Store):
     with pytest.raises(ApprovalError) as refused:
         run(store.journal.emit(receipt, "agentmesh.run.ended", "run-9", None, keep_s=60))
     assert refused.value.code == "reserved-event"
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_who_has_lost_the_lease_sends_no_event(store: Store, is_released: bool):
+    def emit(holder: str, run_id: str = "run-1") -> str:
+        receipt = an_event("sent-" + holder, run_id=run_id, type="event.sent", step_key="tell")
+        return run(store.journal.emit(receipt, "paid", "7", {"amount": 1}, keep_s=60, holder=holder))
+
+    open_wait(store, wait := event_wait())
+    assert take_lease(store, "mine")
+    end_leases(store)
+    assert take_lease(store, "reconciler")
+    if is_released:
+        run(store.journal.release_lease("run-1", "reconciler"))
+    with pytest.raises(RunRefused) as lost:
+        emit("mine")
+    assert lost.value.code == "lease-lost"
+    assert stored(store, wait).status is WaitStatus.OPEN
+    assert types(store) == []
+    with pytest.raises(NotFound) as missing:
+        emit("mine", "nothing")
+    assert missing.value.code == "no-run"
+    # Nor was it kept for a wait that comes later; who holds the run sends it.
+    open_wait(store, later := event_wait("later"))
+    assert stored(store, later).status is WaitStatus.OPEN
+    assert take_lease(store, "reconciler")
+    emit("reconciler")
+    assert [stored(store, each).status for each in (wait, later)] == [WaitStatus.DECIDED] * 2

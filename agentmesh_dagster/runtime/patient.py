@@ -129,8 +129,12 @@ class PatientJournal:
     async def record_events(self, events: Sequence[Event], *, holder: str | None = None) -> None:
         await self._write("record_events", lambda: self._journal.record_events(events, holder=holder))
 
-    async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
-        return await self._write("emit", lambda: self._journal.emit(receipt, name, key, data, keep_s=keep_s))
+    async def emit(
+        self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float, holder: str | None = None
+    ) -> str:
+        return await self._write(
+            "emit", lambda: self._journal.emit(receipt, name, key, data, keep_s=keep_s, holder=holder)
+        )
 
     async def finish_run(
         self,

@@ -145,7 +145,9 @@ class Journal(Protocol):
         """
         ...
 
-    async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
+    async def emit(
+        self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float, holder: str | None = None
+    ) -> str:
         """Sends a named event in the name of a step, once.
 
         Args:
@@ -155,12 +157,14 @@ class Journal(Protocol):
             key: The correlation key.
             data: The payload.
             keep_s: How long it is kept where nothing waits for it.
+            holder: Who sends it, and must hold the lease of the sending run.
 
         Returns:
             The id of the event that was sent, now or before.
 
         Raises:
             ApprovalError: The payload fits none of the waits for it (code `form`), or the name is reserved.
+            RunRefused: The holder does not hold it any more (code `lease-lost`).
             StoreError: Too many are kept already (code `events-full`), or name or key are none (`bad-event`).
         """
         ...

@@ -318,6 +318,21 @@ class RunSession:
             self._note_refusal(error)
             raise
 
+    async def emit(self, step_key: str, name: str, key: str, data: Json, *, keep_s: float) -> str:
+        """Sends a named event in the name of a step, once (see `Journal.emit`), and gives its id.
+
+        Raises:
+            RunRefused: Another process has taken the run over (code `lease-lost`).
+        """
+        receipt = self.event("event.sent", step_key, {"name": name, "key": key})
+        try:
+            return await self.environment.journal.emit(
+                receipt, name, key, self.redact(data), keep_s=keep_s, holder=self.lease.holder
+            )
+        except RunRefused as error:
+            self._note_refusal(error)
+            raise
+
     def _note_refusal(self, error: RunRefused) -> None:
         self.is_lease_lost |= error.code == "lease-lost"
 

@@ -11,13 +11,19 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, select, tex
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.constants import EVENT_RUN_ENDED, RESERVED_EVENTS
-from agentmesh_dagster.errors import ApprovalError, StoreError
+from agentmesh_dagster.errors import ApprovalError, NotFound, StoreError
 from agentmesh_dagster.records import Delivery, Event, Json, RunStatus, Wait, WaitStatus
 from agentmesh_dagster.specs.decisions import received_answer
 from agentmesh_dagster.store.columns import to_text
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.judging import Pair, Unjudged
-from agentmesh_dagster.store.run_rows import insert_events, lock_at_once, lock_runs
+from agentmesh_dagster.store.run_rows import (
+    insert_events,
+    lease_holder,
+    lock_at_once,
+    lock_runs,
+    require_holder,
+)
 from agentmesh_dagster.store.tables import (
     KEPT_EVENTS,
     OPEN_EVENT_WAITS,
@@ -110,6 +116,7 @@ def send_event(
     event_id: str | None,
     keep_s: float,
     receipt: Event | None = None,
+    holder: str | None = None,
 ) -> Delivery:
     """Delivers an event (see `Waits.send_event`).
 
@@ -125,6 +132,7 @@ def send_event(
         keep_s: How long it is kept, in seconds.
         receipt: The event of a run that sends it: written in the same transaction. Where the run has one of that type
             for that step, nothing is sent.
+        holder: Who sends it, and must hold the lease of the receipt's run; None: not asked.
     """
     check_names(name, key, event_id)
     refuse_nul({"sender": by}, "an event")
@@ -137,9 +145,11 @@ def send_event(
         try:
             with database.write() as connection:
                 database.require_project(connection, project)
-                if receipt is not None and _is_sent(connection, receipt):
-                    return Delivery(event_id=sent.id, is_duplicate=True)
-                found = _locked_waits(connection, database, project, name, key)
+                found = _locked_waits(connection, database, project, name, key, receipt)
+                if receipt is not None:
+                    _require_sender(connection, receipt, holder)
+                    if _is_sent(connection, receipt):
+                        return Delivery(event_id=sent.id, is_duplicate=True)
                 if found is None:
                     continue
                 if event_id is not None and _is_duplicate(connection, project, event_id, sent.at):
@@ -165,15 +175,29 @@ def send_event(
 
 
 def _locked_waits(
-    connection: Connection, database: Database, project: str, name: str, key: str
+    connection: Connection, database: Database, project: str, name: str, key: str, receipt: Event | None
 ) -> list[Wait] | None:
-    """The open waits for an event, locked with their runs; None where one was opened meanwhile: to be tried again."""
+    """The open waits for an event, locked with their runs; None where one was opened meanwhile: to be tried again.
+
+    The run that sends it, where one does, is locked with them.
+    """
     run_ids = {wait.run_id for wait in _open_waits(connection, project, name, key)}
-    lock_runs(connection, run_ids)
+    sender = set[str]() if receipt is None else {receipt.run_id}
+    lock_runs(connection, run_ids | sender)
     lock_events(connection, database)
     found = _open_waits(connection, project, name, key)
     # One that was opened between the two looks is in a run that is not locked here.
-    return None if {wait.run_id for wait in found} - run_ids else found
+    return None if {wait.run_id for wait in found} - run_ids - sender else found
+
+
+def _require_sender(connection: Connection, receipt: Event, holder: str | None) -> None:
+    """Refuses the event of a run that is not stored, or whose lease somebody else holds; its row is locked."""
+    stored = select(runs.c.id, lease_holder(receipt.run_id)).where(runs.c.id == receipt.run_id)
+    row = connection.execute(stored).first()
+    if row is None:
+        raise NotFound(f"there is no run {receipt.run_id!r}", code="no-run")
+    if holder is not None:
+        require_holder(receipt.run_id, holder, row[1])
 
 
 def _insert(

@@ -226,12 +226,16 @@ class StoreJournal:
         if events:
             await self._writer.submit(run_ids, write)
 
-    async def emit(self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float) -> str:
+    async def emit(
+        self, receipt: Event, name: str, key: str, data: Json, *, keep_s: float, holder: str | None = None
+    ) -> str:
         """Sends a named event in the name of a step, once; its id is made of the run and the step.
 
         Raises:
             ApprovalError: The payload fits none of the waits for it (code `form`), or the name is reserved
                 (`reserved-event`).
+            NotFound: The sending run is not stored (code `no-run`).
+            RunRefused: The holder does not hold its lease any more (code `lease-lost`).
             StoreError: Too many are kept already (code `events-full`), or name or key are none (`bad-event`).
         """
         refuse_reserved(name)
@@ -249,6 +253,7 @@ class StoreJournal:
                 event_id=event_id,
                 keep_s=keep_s,
                 receipt=receipt,
+                holder=holder,
             )
         )
         return delivery.event_id

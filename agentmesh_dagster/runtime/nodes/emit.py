@@ -28,11 +28,7 @@ class EmitNode(NodeType[EmitConfig]):
         }
 
     async def run(self, config: EmitConfig, call: NodeCall) -> NodeResult:
-        session = call.session
         name, key = call.request["event"], call.request["key"]
-        receipt = session.event("event.sent", call.key, {"name": name, "key": key})
-        event_id = await call.environment.journal.emit(
-            receipt, name, key, session.redact(call.request["data"]), keep_s=config.keep
-        )
+        event_id = await call.session.emit(call.key, name, key, call.request["data"], keep_s=config.keep)
         call.preparation.say(f"{call.key}: sent the event {name}, id {event_id}")
         return NodeResult(output={"event_id": event_id, "event": name, "key": key})
