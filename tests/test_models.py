@@ -169,6 +169,14 @@ def test_failures_have_stable_words(
     assert fake.count == 1, "nothing but AgentMesh repeats a call"
 
 
+def test_an_error_is_one_sentence_in_the_provider_s_words(fake: FakeProvider) -> None:
+    fake.push({"status": 400, "message": "The context is too long."})
+    error = refused(request_to(fake))
+    assert error.message == (
+        "the model 'openai/fake' refused the request with status 400: The context is too long."
+    )
+
+
 def test_429_is_retryable_and_the_next_call_succeeds(fake: FakeProvider) -> None:
     fake.push({"status": 429}, {"text": "now"})
 

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from store_samples import a_step, at
 
-from agentmesh_dagster.cli.run_view import print_trace
+from agentmesh_dagster.cli.run_view import load_shown, print_trace, run_json
 from agentmesh_dagster.records import StepStatus
+from agentmesh_dagster.store import open_store
+from agentmesh_dagster.testing import run_workflow
+
+GATED = """
+kind: workflow
+slug: gated
+nodes:
+  - {id: start, type: start}
+  - {id: pay, type: tool, config: {tool: sum, input: {expression: "1+2"}}}
+  - {id: end, type: end}
+edges: [{source: start, target: pay}, {source: pay, target: end}]
+---
+kind: tool
+slug: sum
+type: builtin
+config: {name: calculator}
+requires_approval: true
+"""
 
 # Each with its parent, in the order of their beginnings.
 KEYS = (
@@ -69,3 +89,18 @@ def test_item_keys_are_shown_as_they_were_written(capsys: pytest.CaptureFixture[
     )
     shown = [line.partition("─ ")[2].split()[0] for line in capsys.readouterr().out.splitlines()]
     assert shown == ["g", "g[漢]", "g[a%0Ab]"]
+
+
+def test_a_tool_call_that_waits_for_approval_is_among_the_steps(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    open_store(url).close()
+    done = run_workflow(GATED, database_url=url)
+    with open_store(url) as store:
+        shown = run_json(load_shown(store, done.run))
+
+    found = {step["key"]: step for step in shown["steps"]}
+    assert [step["key"] for step in shown["steps"]] == ["start", "pay", "pay/tool/1"]
+    call = found["pay/tool/1"]
+    assert (call["status"], call["kind"], call["parent_key"]) == ("waiting", "tool", "pay")
+    assert call["input"] == {"tool": "sum", "input": {"expression": "1+2"}}
+    assert (call["entity_kind"], call["entity_slug"]) == ("tool", "sum")

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import click
 
 from agentmesh_dagster.cli.context import cell, print_table
-from agentmesh_dagster.cli.step_view import Decided, entities, print_details, step_json
+from agentmesh_dagster.cli.step_view import Decided, entities, print_details, step_json, with_gated_calls
 from agentmesh_dagster.cli.wait_view import open_wait_json, print_open_waits, suspended_json
 from agentmesh_dagster.records import Json, Run, RunStatus, Step, StepStatus, Wait, WaitStatus
 
@@ -84,7 +84,7 @@ def load_shown(store: Store, run: Run) -> Shown:
             approvals.setdefault(wait.step_key, []).append((wait, tuple(votes.get(wait.id, ()))))
     return Shown(
         run=run,
-        steps=tuple(store.runs.steps(run.id)),
+        steps=with_gated_calls(store.runs.steps(run.id), waits),
         waits=tuple(wait for wait in waits if wait.status is WaitStatus.OPEN),
         approvals=approvals,
         children=tuple(store.runs.children(run.id)),

@@ -12,7 +12,7 @@ import click
 
 from agentmesh_dagster.cli.context import cell
 from agentmesh_dagster.cli.wait_view import decision_text
-from agentmesh_dagster.records import Json, Step, Vote, Wait, WaitStatus
+from agentmesh_dagster.records import Json, Step, StepStatus, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.fields import as_object
 
 Decided = tuple[Wait, tuple[Vote, ...]]
@@ -40,6 +40,32 @@ def entities(steps: Iterable[Step]) -> dict[str, tuple[str, str]]:
         if isinstance(slug, str):
             found[step.key] = (kind, slug.partition("@")[0])
     return found
+
+
+def with_gated_calls(steps: Sequence[Step], waits: Iterable[Wait]) -> tuple[Step, ...]:
+    """The steps, and those of tool calls that nobody has approved yet: the journal has a row once a call is made."""
+    every = {step.key: step for step in steps}
+    gated = [
+        Step(
+            run_id=wait.run_id,
+            key=wait.step_key,
+            node_id=node.node_id,
+            node_type=node.node_type,
+            node_name=node.node_name,
+            kind="tool",
+            parent_key=node.key,
+            status=StepStatus.WAITING,
+            input={"tool": wait.data["tool"], "input": wait.data["arguments"]},
+            entity_kind="tool",
+            entity_slug=wait.data["tool"],
+            queued_at=wait.created_at,
+            dagster_run_id=node.dagster_run_id,
+        )
+        for wait in waits
+        if wait.kind is WaitKind.TOOL and wait.status is WaitStatus.OPEN and wait.step_key not in every
+        if (node := every.get(wait.step_key.rpartition("/tool/")[0])) is not None
+    ]
+    return (*steps, *gated)
 
 
 def step_json(

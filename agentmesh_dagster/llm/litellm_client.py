@@ -33,6 +33,8 @@ __all__ = ["DEFAULT_TIMEOUT_S", "LiteLLMClient", "preload"]
 DEFAULT_TIMEOUT_S: Final = 600.0
 _DETAIL_SHOWN: Final = 200
 # A key of which a provider shows a part, as in 'Incorrect API key provided: sk-ab***yz'.
+_CLASS_NAMES: Final = re.compile(r"(?:(?:litellm\.)?\w+(?:Error|Exception)\s*[:-]\s*)+")
+"""What LiteLLM puts in front of a provider's words: `litellm.BadRequestError: OpenAIException - `."""
 _MASKED_KEY: Final = re.compile(r"\b(sk|pk|gsk|xai|AIza)[-_]?[\w*-]*\*{3,}[\w*-]*")
 # Settings that are AgentMesh's own.
 _OWN_SETTINGS: Final = frozenset(("timeout_s", "replies"))
@@ -152,7 +154,7 @@ class LiteLLMClient:
         code = _code(error, status if isinstance(status, int) else None)
         if code == "model-timeout":
             return _error(destination, f"did not answer within {timeout_s:g} s", code)
-        detail = _shortened(self._secrets.redact(str(getattr(error, "message", None) or error)))
+        detail = _shortened(_reason(self._secrets.redact(str(getattr(error, "message", None) or error))))
         words = {
             "model-rate-limited": "refused the call for now (rate limit)",
             "model-auth": "refused the key: look at the endpoint's 'api_key', or the provider's environment variable",
@@ -310,6 +312,19 @@ def _is_unreadable(error: Exception) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def _reason(text: str) -> str:
+    """What the provider says is wrong, without the names of classes and the JSON around it."""
+    text = _CLASS_NAMES.sub("", text.strip())
+    try:
+        body: Any = json.loads(text)
+    except ValueError:
+        return text
+    for key in ("error", "message", "detail"):
+        if isinstance(body, dict) and key in body:
+            body = cast("dict[str, Any]", body)[key]
+    return body if isinstance(body, str) else text
 
 
 def _shortened(text: str) -> str:
