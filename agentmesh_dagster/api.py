@@ -397,7 +397,13 @@ def cancel_run(
 
 
 def _authoring(agentmesh: AgentMesh, by: str) -> Authoring:
-    return Authoring(agentmesh.store(), agentmesh.project, actor=by, deployment=agentmesh.deployment)
+    return Authoring(
+        agentmesh.store(),
+        agentmesh.project,
+        actor=by,
+        deployment=agentmesh.deployment,
+        function_modules=agentmesh.function_modules,
+    )
 
 
 def _root(agentmesh: AgentMesh) -> Path:

@@ -131,12 +131,20 @@ class Authoring:
         project: The project's slug.
         actor: Who does it, for the audit.
         deployment: What documents may use where they run; without one, that is not checked before they run.
+        function_modules: Modules whose functions documents may call, besides `AGENTMESH_FUNCTION_MODULES`.
     """
 
     def __init__(
-        self, store: Store, project: str, *, actor: str, deployment: Deployment | None = None
+        self,
+        store: Store,
+        project: str,
+        *,
+        actor: str,
+        deployment: Deployment | None = None,
+        function_modules: Sequence[str] = (),
     ) -> None:
         self._store = store
+        self._function_modules = function_modules
         self._target = Target(deployment=deployment, project=project, has_secret=_secret_is_known)
         self._project = project
         self._actor = actor
@@ -436,7 +444,7 @@ class Authoring:
             notify_configs=notifier_configs(),
             library=StoreLibrary(self._store, self._project),
             target=self._publishing,
-            look_up=_looking_up(),
+            look_up=_looking_up(self._function_modules),
         )
 
     def _check(
@@ -454,7 +462,7 @@ class Authoring:
             notify_configs=notifier_configs(),
             library=StoreLibrary(self._store, self._project),
             target=replace(self._target, is_publishing=warned != OF_OTHERS),
-            look_up=_looking_up(),
+            look_up=_looking_up(self._function_modules),
         )
         return [(loaded[source.source].source, _with_warnings(source, warned)) for source in found]
 
@@ -525,9 +533,9 @@ def _secret_is_known(name: str) -> bool:
     return bool(load_provider().get(name))
 
 
-def _looking_up() -> LookUp:
+def _looking_up(modules: Sequence[str]) -> LookUp:
     """Looks up functions as runs do, in the modules that are allowed here."""
-    registry = FunctionRegistry.from_environment()
+    registry = FunctionRegistry.from_environment(modules)
 
     @cache
     def look_up(reference: str) -> LookedUp:

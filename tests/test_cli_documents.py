@@ -357,3 +357,26 @@ slug: caller
 nodes: [{id: start, type: start}, {id: call, type: workflow, config: {workflow: called}}, {id: end, type: end}]
 edges: [{source: start, target: call}, {source: call, target: end}]
 """
+
+
+def test_functions_are_looked_up_in_the_modules_that_resources_allow(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert cli("init", "project").code == 0
+    monkeypatch.chdir(tmp_path / "project")
+    resources = tmp_path / "project" / "resources" / "__init__.py"
+    resources.write_text(
+        resources.read_text().replace("function_modules=()", 'function_modules=("allowed_here",)')
+    )
+    (tmp_path / "project" / "allowed_here.py").write_text("def there(x: int) -> int:\n    return x\n")
+    call = "{id: call, type: code, config: {function: 'allowed_here:%s', input: {x: 1}}, timeout_s: 5}"
+    for name in ("there", "gone"):
+        text = f"kind: workflow\nslug: {name}\n"
+        text += f"nodes: [{{id: start, type: start}}, {call % name}, {{id: end, type: end}}]\n"
+        edges = "edges: [{source: start, target: call}, {source: call, target: end}]\n"
+        Path(f"{name}.yaml").write_text(text + edges)
+
+    assert cli("validate", "there.yaml").code == 0
+    refused = cli("validate", "gone.yaml")
+    assert refused.code == 1
+    assert "function-unknown" in refused.out

@@ -22,7 +22,7 @@ from agentmesh_dagster.settings import database_url
 
 if TYPE_CHECKING:
     from agentmesh_dagster.authoring import Authoring
-    from agentmesh_dagster.deployment import Deployment
+    from agentmesh_dagster.orchestration.agentmesh import AgentMesh
     from agentmesh_dagster.specs.problems import Problem
     from agentmesh_dagster.store import Store
 
@@ -118,29 +118,35 @@ class CliContext:
                 code="no-project",
             )
 
-    def authoring(self, store: Store | None = None, *, deployment: Deployment | None = None) -> Authoring:
+    def authoring(self, store: Store | None = None, *, resources: AgentMesh | None = None) -> Authoring:
         """Reading, checking, storing and publishing documents, as this user.
 
         Args:
             store: Default: `store()`.
-            deployment: What documents may use; without one, that is not checked.
+            resources: What documents may use and call; without it, that is not checked.
         """
         from agentmesh_dagster.authoring import Authoring
 
         if str(self.root) not in sys.path:
             # Functions of documents are looked up where runs find them, too.
             sys.path.append(str(self.root))
-        return Authoring(store or self.store(), self.project, actor=actor(), deployment=deployment)
+        return Authoring(
+            store or self.store(),
+            self.project,
+            actor=actor(),
+            deployment=resources and resources.deployment,
+            function_modules=resources.function_modules if resources else (),
+        )
 
-    def deployment(self) -> Deployment:
-        """What documents may use, as the project's `resources/__init__.py` says.
+    def resources(self) -> AgentMesh:
+        """What documents may use and call, as the project's `resources/__init__.py` says.
 
         Raises:
             DefinitionError: The file cannot be loaded (code `resources`).
         """
         from agentmesh_dagster.orchestration.agentmesh import agentmesh_of_folder
 
-        return agentmesh_of_folder(self.root).deployment
+        return agentmesh_of_folder(self.root)
 
 
 pass_cli = click.make_pass_decorator(CliContext)

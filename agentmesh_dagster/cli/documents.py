@@ -48,7 +48,7 @@ def import_(cli: CliContext, paths: tuple[Path, ...], publish: bool, message: st
     new one. Documents may refer to each other in any order. Folders are searched for .yaml, .yml and .json
     files.
     """
-    authoring = cli.authoring(deployment=cli.deployment())
+    authoring = cli.authoring(resources=cli.resources())
     # First, so that the documents may refer to what packages supply.
     authoring.sync_system()
     stored = authoring.import_paths(paths, publish=publish, message=message)
@@ -157,7 +157,7 @@ def validate(
     store = cli.store_to_read()
     if _is_stored(paths):
         kind, slug = paths
-        report = cli.authoring(store, deployment=cli.deployment()).check_stored(kind, slug, version=version)
+        report = cli.authoring(store, resources=cli.resources()).check_stored(kind, slug, version=version)
         documents = (
             [_stored_document(store, cli.project, kind, slug, version)]
             if explains and not report.errors
@@ -170,7 +170,7 @@ def validate(
         missing = next((path for path in files if not path.exists()), None)
         if missing is not None:
             raise click.BadParameter(f"Path {str(missing)!r} does not exist.", param_hint="PATH...")
-        report = cli.authoring(store, deployment=cli.deployment()).check(files)
+        report = cli.authoring(store, resources=cli.resources()).check(files)
         documents = _documents(files, report) if explains else []
     explained = (
         list(_explained(store, cli.project, documents)) if explains else [None] * len(report.documents)

@@ -41,9 +41,7 @@ def publish(cli: CliContext, kind: str, slug: str, version: int | None, message:
     With all that it refers to. A published workflow is a Dagster job. Runs that have started keep the version
     that they started with. With AGENTMESH_DAGSTER_URL set, the webserver there is told to reload.
     """
-    published = cli.authoring(deployment=cli.deployment()).publish(
-        kind, slug, version=version, message=message
-    )
+    published = cli.authoring(resources=cli.resources()).publish(kind, slug, version=version, message=message)
     if not as_json:
         print_warnings((f"{kind} {slug}", problem) for problem in published.warnings)
         number = published.publication.version
