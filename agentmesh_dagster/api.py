@@ -25,6 +25,7 @@ from agentmesh_dagster.constants import ENV_DAGSTER_URL, TAG_SOURCE
 from agentmesh_dagster.errors import DefinitionError, NotFound
 from agentmesh_dagster.orchestration.decisions import (
     decide_approval,
+    delegate_approval,
     list_approvals,
     resume_suspended,
     send_event,
@@ -46,6 +47,7 @@ __all__ = [
     "cancel_run",
     "check_documents",
     "decide_approval",
+    "delegate_approval",
     "execute_workflow",
     "export_document",
     "get_run",

@@ -165,7 +165,8 @@ class ApprovalError(AgentMeshError):
     """A decision was refused.
 
     Codes: `already-decided`, `gate-closed`, `not-assignee`, `not-your-turn`, `separation`, `already-voted`,
-    `bad-decision`, `form` and `data-conflict` (with `context.issues`), `stale`, `no-approval`, `ambiguous-approval`.
+    `bad-decision`, `delegated`, `bad-delegate`, `form` and `data-conflict` (with `context.issues`), `stale`,
+    `no-approval`, `ambiguous-approval`.
     """
 
     domain = "approval"

@@ -289,7 +289,7 @@ class Audit:
     actor: str
     action: str
     """`import`, `edit`, `publish`, `unpublish`, `delete`, `activate`, `deactivate`, `copy`; of runs `cancel`, `retry`,
-    `decision`, `decision-refused`, `launch-refused`."""
+    `decision`, `decision-refused`, `delegation`, `delegation-refused`, `launch-refused`."""
     entity: str
     """`<kind>/<slug>`, `run/<id>`, `group/<name>`; of a decision on nothing known `approval/<id as given>`."""
     version: int | None = None
@@ -393,6 +393,8 @@ class Wait:
     """Whether the run's launcher may not decide."""
     launcher: str = ""
     """Who launched the run."""
+    delegations: tuple[Delegation, ...] = ()
+    """Of people who may vote: to whom they have delegated that."""
     on_timeout: str = "fail"
     """`approve`, `reject`, `fail` or `route`."""
     timeout_data: Json = None
@@ -417,9 +419,9 @@ class Wait:
     or `superseded` (what it was asked for no longer stands)."""
     answer: Json = None
     """Of an approval `{"decision": "approved" | "rejected" | "timeout" | option | [options], "data", "by", "at",
-    "comment"}`, with `votes` where several were required; of a timer `{"decision": "elapsed", "at"}`; of a suspension
-    and an event `{"decision": "received", "data", "by", "at"}`. `decision` is `timeout` where `on_timeout` is `fail`
-    or `route`."""
+    "comment"}`, with `for` where a delegate voted, and `votes` where several were required; of a timer `{"decision":
+    "elapsed", "at"}`; of a suspension and an event `{"decision": "received", "data", "by", "at"}`. `decision` is
+    `timeout` where `on_timeout` is `fail` or `route`."""
     decided_at: datetime | None = None
     used_at: datetime | None = None
     """When a Dagster run of its run took the answer up; until then a decided wait asks for a continuation."""
@@ -433,6 +435,18 @@ class Vote:
     decision: Json
     """`approved`, `rejected`, an option, or a list of options where `multiple`."""
     data: Json = None
+    comment: str = ""
+    at: datetime
+    delegator: str = ""
+    """In whose place a delegate voted; empty: in the voter's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delegation:
+    """One person's vote on an approval, delegated to another."""
+
+    by: str
+    to: str
     comment: str = ""
     at: datetime
 

@@ -12,13 +12,17 @@ from agentmesh_dagster import (
     AgentMeshError,
     cancel_run,
     check_documents,
+    decide_approval,
+    delegate_approval,
     execute_workflow,
     export_document,
     get_run,
     import_documents,
     launch_workflow,
+    list_approvals,
     list_runs,
     publish_document,
+    resume_run,
     retry_run,
     unpublish_document,
 )
@@ -139,3 +143,30 @@ def test_launching_needs_a_webserver(agentmesh: AgentMesh):
         launch_workflow(agentmesh, "hello", by="anna")
     with pytest.raises(AgentMeshError, match="no Dagster webserver answers"):
         launch_workflow(agentmesh, "hello", by="anna", webserver="http://127.0.0.1:9")
+
+
+def test_a_delegate_decides_and_the_run_knows_for_whom(agentmesh: AgentMesh):
+    said = "{{ steps.ask.output.by }} for {{ steps.ask.output.for }}"
+    start, ask, end = GATE["nodes"]
+    document = {
+        **GATE,
+        "nodes": [
+            start,
+            {**ask, "config": {"title": "Go on?", "assignees": ["bob"]}},
+            {**end, "config": {"output": {"said": said}}},
+        ],
+    }
+    import_documents(agentmesh, [document], by="anna", publish=True)
+    run = execute_workflow(agentmesh, "gate", by="anna")
+    [gate] = list_approvals(agentmesh, run_id=run.id, assignee="bob")
+
+    changed = delegate_approval(agentmesh, gate.id, "dora", by="bob", comment="on holiday")
+
+    assert [(each.by, each.to, each.comment) for each in changed.delegations] == [
+        ("bob", "dora", "on holiday")
+    ]
+    assert list_approvals(agentmesh, assignee="bob") == []
+    assert list_approvals(agentmesh, assignee="dora") == [changed]
+    decide_approval(agentmesh, gate.id, "approved", by="dora")
+    assert len(list_approvals(agentmesh, status=None, assignee="dora")) == 1
+    assert resume_run(agentmesh, run.id, by="dora").output == {"said": "dora for bob"}

@@ -319,6 +319,54 @@ def test_waiting_runs_are_listed_with_since_when(gates: Gates):
     assert "review waits for people: Pay 20?" in shown
 
 
+def test_a_vote_is_delegated_and_taken_back(gates: Gates):
+    gates.open(assignees=("jane", "group:finance"), required=2)
+    gates.store.groups.set("default", "finance", ["bob"])
+
+    def of(name: str) -> int:
+        return len(gates.call("approvals", "list", "--assignee", name, "--json").json)
+
+    delegate = ("approvals", "delegate", "000001ab")
+    done = gates.call(*delegate, "--to", "dora", "--as", "bob", "--comment", "on holiday")
+    assert done.out.strip() == "review: dora may decide for bob, and bob no longer"
+    assert (of("dora"), of("bob"), of("jane")) == (1, 0, 1)
+    shown = gates.call("approvals", "show", "000001ab")
+    assert "by bob to dora (on holiday)" in shown.out
+    assert "dora for bob" in gates.call("approvals", "list").out
+    [delegation] = gates.call("approvals", "show", "000001ab", "--json").json["delegations"]
+    assert (delegation["by"], delegation["to"], delegation["comment"]) == ("bob", "dora", "on holiday")
+    approve = ("approvals", "approve", "000001ab", "--json")
+    assert "to take it back" in refused(gates.call(*approve, "--as", "bob"), "delegated")["message"]
+    refused(gates.call(*delegate, "--to", "jane", "--as", "bob", "--json"), "bad-delegate")
+
+    back = gates.call(*delegate, "--to", "bob", "--as", "bob")
+    assert back.out.strip() == "review: bob has taken the vote back, and may decide"
+    assert (of("dora"), of("bob")) == (0, 1)
+    again = gates.call(*delegate, "--to", "dora", "--as", "bob", "--json").json
+    assert [each["to"] for each in again["delegations"]] == ["dora"]
+
+    [vote] = gates.call(*approve, "--as", "dora").json["votes"]
+    assert (vote["by"], vote["for"]) == ("dora", "bob")
+    assert "dora for bob at " in gates.call("approvals", "show", "000001ab").out
+    closed = gates.call("approvals", "reject", "000001ab", "--as", "jane")
+    assert closed.code == 0
+    run = gates.call("runs", "show", "run-1", "--json").json
+    [approval] = [each for step in run["steps"] for each in step["approvals"]]
+    assert [(each["by"], each.get("for")) for each in approval["votes"]] == [("dora", "bob"), ("jane", None)]
+
+
+def test_the_text_of_a_decision_names_delegate_and_delegator(gates: Gates):
+    gates.open(assignees=("bob",))
+    gates.call("approvals", "delegate", "000001ab", "--to", "dora", "--as", "bob")
+    assert (
+        "review: approved by dora for bob"
+        in gates.call("approvals", "approve", "000001ab", "--as", "dora").out
+    )
+    assert "approved by dora for bob" in gates.call("approvals", "show", "000001ab").out
+    late = refused(gates.call("approvals", "approve", "000001ab", "--as", "bob", "--json"), "already-decided")
+    assert "already decided by dora for bob" in late["message"]
+
+
 def test_events_reach_those_who_wait_or_are_kept(gates: Gates):
     wait = gates.open(
         "paid", kind=WaitKind.EVENT, event_name="paid", event_key="A-1", form_schema=FORM, title=""
@@ -326,8 +374,8 @@ def test_events_reach_those_who_wait_or_are_kept(gates: Gates):
     send = ("events", "send", "paid")
     kept = gates.call(*send, "--key", "A-2", "--data", '{"amount": 1}', "--json").json
     assert (kept["completed"], kept["is_kept"]) == ([], True)
-    unfit = gates.call(*send, "--key", "A-1", "--data", '{"amount": "x"}', "--id", "e0", "--json").json
-    assert unfit["completed"] == []
+    unfit = gates.call(*send, "--key", "A-1", "--data", '{"amount": "x"}', "--id", "e0", "--json")
+    assert refused(unfit, "form")["context"]["issues"][0]["path"] == "amount"
     done = gates.call(*send, "--key", "A-1", "--data", '{"amount": 1}', "--id", "e1", "--json").json
     assert done["completed"] == [wait.id]
     again = gates.call(*send, "--key", "A-1", "--data", '{"amount": 1}', "--id", "e1", "--json").json

@@ -117,6 +117,23 @@ def test_options_quorums_and_calls(waiting: Waiting):
     assert waiting.stands(call).answer["data"] == {"amount": 3}
 
 
+def test_a_launch_delegates_a_vote(waiting: Waiting):
+    gate = waiting.open(assignees=("jane",))
+    config = {"approval": gate.id, "delegate_to": "dora", "comment": "on holiday"}
+    shown = metadata(waiting.launch(config, user="jane"))
+    assert (shown["delegated"], shown["status"]) == ("by jane to dora", "open")
+    assert shown["next"] == "it stays open until somebody decides"
+    [delegation] = waiting.stands(gate).delegations
+    assert (delegation.by, delegation.to, delegation.comment) == ("jane", "dora", "on holiday")
+    refused = failure(waiting.launch({**config, "by": "jane", "decision": "approved"}))
+    assert refused.metadata["code"].value == "bad-delegation"
+    assert "leave out `decision`" in refused.description
+    stranger = failure(waiting.launch({**config, "by": "eve"}))
+    assert stranger.metadata["code"].value == "not-assignee"
+    assert waiting.launch({"approval": gate.id, "decision": "approved", "by": "dora"}).success
+    assert (waiting.stands(gate).answer["by"], waiting.stands(gate).answer["for"]) == ("dora", "jane")
+
+
 def test_a_suspension_takes_data_of_any_type_and_no_decision(waiting: Waiting):
     for number, data in enumerate(({"seen": [1, None]}, "text", 7, [1, 2], None)):
         wait = waiting.open(f"step-{number}", kind=WaitKind.SUSPEND, label="receipt")

@@ -15,14 +15,12 @@ from agentmesh_dagster.records import Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.decisions import (
     Verdict,
     check_received,
-    people,
-    person_may,
     received_answer,
     require_binding,
-    require_open,
     timeout_answer,
     weigh,
 )
+from agentmesh_dagster.specs.voters import people, person_may, require_open
 
 Json = Any
 

@@ -26,7 +26,7 @@ from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import GROUP_NOTIFIERS
 from agentmesh_dagster.deployment import Deployment, MailServer
 from agentmesh_dagster.errors import AgentMeshError, ApprovalError, StoreError
-from agentmesh_dagster.records import Entry, Event, Notice, StepStatus, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.records import Delegation, Entry, Event, Notice, StepStatus, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.environment import Environment
 from agentmesh_dagster.runtime.functions import FunctionRegistry
 from agentmesh_dagster.runtime.how_to_decide import how_to_decide
@@ -588,6 +588,17 @@ def test_the_log_says_one_line() -> None:
     assert level == "warning"
     assert line.startswith("Escalated to you: Pay 700? (approval 1a2b3c4d of run 0a0b0c0d-")
     assert line.endswith("agentmesh approvals approve 1a2b3c4d")
+
+
+def test_who_is_told_of_a_delegation_sees_by_whom_and_to_whom() -> None:
+    delegation = Delegation(by="ann", to="dora", comment="on holiday", at=NOW)
+    wait = a_wait(title="Pay?", assignees=("ann",), delegations=(delegation,))
+    message = NoticeMessage.of(a_notice({"type": "log"}, reason="delegated"), wait)
+    assert message.subject == "Vote delegated: Pay?"
+    assert "Who may decide: ann\nDelegated: by ann to dora\n" in message.text
+    assert message.approval["delegations"] == [
+        {"by": "ann", "to": "dora", "comment": "on holiday", "at": NOW.isoformat()}
+    ]
 
 
 class Failing(Notifier[NotifyConfig]):

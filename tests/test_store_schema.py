@@ -7,19 +7,21 @@ import json
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import forked
 import pytest
-from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy import Connection, create_engine, insert, inspect, text
 from store_samples import a_step, a_vote, a_wait
 
 from agentmesh_dagster.errors import StoreError
 from agentmesh_dagster.records import Entry, RunStatus, StepStatus
 from agentmesh_dagster.store import open_store, schema_status
 from agentmesh_dagster.store.engine import Database
-from agentmesh_dagster.store.tables import REVISIONS, metadata
+from agentmesh_dagster.store.tables import REVISIONS, metadata, votes, waits
+from agentmesh_dagster.store.wait_rows import _values
 
 _EARLIER = "2026-01-31T12:00:00.000000+00:00"
 
@@ -176,6 +178,23 @@ def test_a_database_of_the_first_revision_is_upgraded_with_its_rows(empty_databa
         assert claim is not None
         bound = asyncio.run(store.journal.bind_run(run, "second", claim=claim.id))
         assert bound.dagster_run_ids == ("run-1", "second")
+
+
+def test_votes_of_before_delegations_are_read(empty_database_url: str):
+    _make_revision_1(empty_database_url)
+    gate = a_wait(created_at=datetime.fromisoformat(_EARLIER))
+    row = {name: value for name, value in _values(gate).items() if name != "delegations"}
+    given = a_vote()
+    vote = {name: getattr(given, name) for name in ("by", "at", "comment", "decision", "data")}
+    database = Database(empty_database_url)
+    with database.write() as connection:
+        _migrate(connection, "0007")
+        connection.execute(insert(waits).values(**row))
+        connection.execute(insert(votes).values(wait_id=gate.id, **vote))
+    database.close()
+    with open_store(empty_database_url, upgrade=True) as store:
+        assert store.waits.get("default", gate.id) == gate
+        assert store.waits.votes(gate.id) == [given]
 
 
 def test_runs_that_ended_before_the_second_upgrade_ask_for_nothing(empty_database_url: str):

@@ -75,7 +75,7 @@ def list_(
                 wait.step_key,
                 wait.title,
                 decision_text(wait.answer["decision"]) if wait.answer else wait.status.value,
-                wait.assignees or "anybody",
+                (*wait.assignees, *(f"{each.to} for {each.by}" for each in wait.delegations)) or "anybody",
                 wait.created_at,
                 wait.deadline_at,
             )
@@ -187,6 +187,34 @@ def decide(
     _decide(cli, approval_id, chosen, data_text, comment, name, binding, as_json=as_json)
 
 
+@approvals.command("delegate", epilog=example("agentmesh approvals delegate 3f2a9c51 --to dora"))
+@_id_argument
+@click.option("--to", required=True, metavar="NAME", help="Who may decide instead.")
+@click.option("--as", "name", metavar="NAME", help="Who delegates; default: the user of this machine.")
+@click.option("--comment", default="", metavar="TEXT", help="Why; kept with the delegation.")
+@json_option
+@pass_cli
+def delegate_(
+    cli: CliContext, approval_id: str, to: str, name: str | None, comment: str, as_json: bool
+) -> None:
+    """Let somebody else vote in your place.
+
+    You may not vote meanwhile. Until the other one has voted, you can delegate to somebody else, or take your vote
+    back: delegate it to yourself.
+    """
+    from agentmesh_dagster.orchestration.decisions import delegate_approval
+    from agentmesh_dagster.specs.voters import is_same_name
+
+    by = actor() if name is None else name
+    wait = delegate_approval(cli, approval_id, to, by=by, comment=comment)
+    if as_json:
+        print_json(wait_json(wait, cli.store().waits.votes(wait.id)))
+    elif is_same_name(to, by):
+        click.echo(f"{wait.step_key}: {by} has taken the vote back, and may decide")
+    else:
+        click.echo(f"{wait.step_key}: {to} may decide for {by}, and {by} no longer")
+
+
 def _decide(
     cli: CliContext,
     approval_id: str,
@@ -199,6 +227,7 @@ def _decide(
     as_json: bool,
 ) -> None:
     from agentmesh_dagster.orchestration.decisions import decide_approval
+    from agentmesh_dagster.specs.voters import decided_by
 
     data = None if data_text is None else read_json_option(data_text, "--data")
     by = actor() if name is None else name
@@ -212,7 +241,7 @@ def _decide(
         agreed = f"{len(votes)} {'vote' if len(votes) == 1 else 'votes'}, {wait.required} must agree"
         click.echo(f"{wait.step_key}: the vote of {by} counts ({agreed})")
     else:
-        click.echo(f"{wait.step_key}: {decision_text(wait.answer['decision'])} by {wait.answer['by']}")
+        click.echo(f"{wait.step_key}: {decision_text(wait.answer['decision'])}{decided_by(wait.answer)}")
     click.echo(follows)
 
 

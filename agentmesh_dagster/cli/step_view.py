@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Final
 
 import click
 
 from agentmesh_dagster.cli.context import cell
-from agentmesh_dagster.cli.wait_view import decision_text
+from agentmesh_dagster.cli.wait_view import decision_text, vote_json, voter
 from agentmesh_dagster.records import Json, Step, StepStatus, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.fields import as_object
+from agentmesh_dagster.specs.voters import decided_by
 
 Decided = tuple[Wait, tuple[Vote, ...]]
 """An approval with its votes."""
@@ -125,7 +125,7 @@ def _approval_json(wait: Wait, votes: Sequence[Vote]) -> dict[str, Json]:
         "closed_by": wait.closed_by,
         "answer": wait.answer,
         "decided_at": _time(wait.decided_at),
-        "votes": [{**asdict(vote), "at": _time(vote.at)} for vote in votes],
+        "votes": [{**vote_json(vote), "at": _time(vote.at)} for vote in votes],
     }
 
 
@@ -137,7 +137,7 @@ def print_details(
         click.echo(f"{before}{_standing(wait)}")
         for vote in votes:
             comment = f": {vote.comment}" if vote.comment else ""
-            click.echo(f"{before}  {vote.by} at {cell(vote.at)}, {decision_text(vote.decision)}{comment}")
+            click.echo(f"{before}  {voter(vote)} at {cell(vote.at)}, {decision_text(vote.decision)}{comment}")
     shown: Mapping[str, tuple[bool, Json]] = {
         "input": (with_input, step.input),
         "output": (with_output, step.output),
@@ -154,8 +154,7 @@ def _standing(wait: Wait) -> str:
         return f"approval {wait.id[:8]} is open"
     answer = as_object(wait.answer) or {}
     said = decision_text(answer["decision"]) if "decision" in answer else wait.closed_by
-    who = f" by {answer['by']}" if answer.get("by") else ""
-    return f"approval {wait.id[:8]}: {said}{who}"
+    return f"approval {wait.id[:8]}: {said}{decided_by(answer)}"
 
 
 def _time(moment: object) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import click
@@ -35,6 +35,7 @@ def open_wait_json(wait: Wait) -> dict[str, Json]:
         "form_schema": wait.form_schema,
         "prefill": wait.prefill,
         "assignees": list(wait.assignees),
+        "delegations": [asdict(delegation) for delegation in wait.delegations],
         "deadline_at": wait.deadline_at,
         "how_to_decide": ways_to_decide(wait),
     }
@@ -48,8 +49,15 @@ def wait_json(wait: Wait, votes: Sequence[Vote] | None = None) -> dict[str, Json
     fields |= {"kind": wait.kind.value, "status": wait.status.value, "options": _options(wait)}
     fields["how_to_decide"] = ways_to_decide(wait)
     if votes is not None:
-        fields["votes"] = [asdict(vote) for vote in votes]
+        fields["votes"] = [vote_json(vote) for vote in votes]
     return fields
+
+
+def vote_json(vote: Vote) -> dict[str, Json]:
+    """A vote as commands print it; `for` is whose it is, where a delegate gave it."""
+    fields = asdict(vote)
+    delegator = fields.pop("delegator")
+    return {**fields, "for": delegator} if delegator else fields
 
 
 def ways_to_decide(wait: Wait) -> list[str]:
@@ -109,6 +117,7 @@ def print_wait(wait: Wait, votes: Sequence[Vote]) -> None:
             "waits for": _WORDS[wait.kind],
             "options": ", ".join(_options(wait)) + (" (several may be chosen)" if wait.multiple else ""),
             "may decide": _who(wait) if wait.kind.is_approval else "",
+            "delegated": "; ".join(_delegated(wait)),
             "launched by": wait.launcher,
             "opened": wait.created_at,
             "deadline": _deadline(wait),
@@ -123,7 +132,7 @@ def print_wait(wait: Wait, votes: Sequence[Vote]) -> None:
             _print_value(name, value)
     for vote in votes:
         comment = f": {vote.comment}" if vote.comment else ""
-        click.echo(f"\n{vote.by} at {cell(vote.at)}, {decision_text(vote.decision)}{comment}")
+        click.echo(f"\n{voter(vote)} at {cell(vote.at)}, {decision_text(vote.decision)}{comment}")
         if vote.data is not None:
             _print_value("data", vote.data)
     ways = ways_to_decide(wait)
@@ -131,6 +140,11 @@ def print_wait(wait: Wait, votes: Sequence[Vote]) -> None:
         click.echo("\nto decide:")
         for line in ways:
             click.echo(f"  {line}")
+
+
+def voter(vote: Vote) -> str:
+    """Who voted, and for whom where it was a delegate."""
+    return f"{vote.by} for {vote.delegator}" if vote.delegator else vote.by
 
 
 def decision_text(decision: Json) -> str:
@@ -151,10 +165,11 @@ def _print_value(name: str, value: Json) -> None:
 def _standing(wait: Wait) -> str:
     if wait.status is WaitStatus.OPEN:
         return "open"
+    from agentmesh_dagster.specs.voters import decided_by
+
     answer: dict[str, Json] = wait.answer or {}
     words = decision_text(answer.get("decision")) if answer else wait.closed_by
-    who = f" by {answer['by']}" if answer.get("by") else ""
-    return f"{wait.status.value}: {words}{who}, {cell(wait.decided_at)}"
+    return f"{wait.status.value}: {words}{decided_by(answer)}, {cell(wait.decided_at)}"
 
 
 def _who(wait: Wait) -> str:
@@ -164,6 +179,12 @@ def _who(wait: Wait) -> str:
     rules += ["in this order"] if wait.ordered else []
     rules += ["not the launcher"] if wait.separation else []
     return ", ".join(wait.assignees) + (f" ({', '.join(rules)})" if rules else "")
+
+
+def _delegated(wait: Wait) -> Iterator[str]:
+    for delegation in wait.delegations:
+        comment = f" ({delegation.comment})" if delegation.comment else ""
+        yield f"by {delegation.by} to {delegation.to}{comment}"
 
 
 def _deadline(wait: Wait) -> str | None:

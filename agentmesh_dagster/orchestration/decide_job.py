@@ -9,7 +9,12 @@ import dagster as dg
 
 from agentmesh_dagster.constants import DECIDE_JOB, GATE_SENSOR
 from agentmesh_dagster.errors import AgentMeshError
-from agentmesh_dagster.orchestration.decisions import ProjectStore, decide_approval, issue_lines
+from agentmesh_dagster.orchestration.decisions import (
+    ProjectStore,
+    decide_approval,
+    delegate_approval,
+    issue_lines,
+)
 from agentmesh_dagster.records import Json, Wait, WaitStatus
 
 _OP: Final = "decide"
@@ -31,6 +36,11 @@ _FIELDS: Final[dict[str, dg.Field]] = {
         is_required=False,
         description="What the form asks for, the changed arguments of a tool's call, or what a suspension waits for.",
     ),
+    "delegate_to": dg.Field(
+        dg.String,
+        is_required=False,
+        description="Instead of `decision`: who may vote in the place of `by`. Their own name takes the vote back.",
+    ),
     "comment": dg.Field(dg.String, is_required=False, default_value="", description="Why; kept with it."),
     "by": dg.Field(
         dg.String,
@@ -46,10 +56,10 @@ _FIELDS: Final[dict[str, dg.Field]] = {
 
 
 def build_decide_job(agentmesh: ProjectStore) -> dg.JobDefinition:
-    """The job `agentmesh_decide`: votes on an approval, or answers a suspension, of a project.
+    """The job `agentmesh_decide`: votes on an approval, delegates a vote, or answers a suspension, of a project.
 
-    Its launch config stands at the root: `approval`, `decision`, `data`, `comment`, `by`, `binding`. A refusal fails
-    the Dagster run with its reason.
+    Its launch config stands at the root: `approval`, `decision`, `data`, `delegate_to`, `comment`, `by`, `binding`. A
+    refusal fails the Dagster run with its reason.
 
     Args:
         agentmesh: Database and project.
@@ -58,14 +68,11 @@ def build_decide_job(agentmesh: ProjectStore) -> dg.JobDefinition:
     def compute(op_context: Any, _inputs: Any) -> Iterator[dg.Output[None]]:
         config: Mapping[str, Json] = op_context.op_config
         try:
-            wait = decide_approval(
-                agentmesh,
-                config["approval"],
-                config.get("decision"),
-                by=config.get("by") or op_context.run.tags.get("user") or _nobody(),
-                data=config.get("data"),
-                comment=config["comment"],
-                binding=config.get("binding"),
+            by = config.get("by") or op_context.run.tags.get("user") or _nobody()
+            wait = (
+                _delegate(agentmesh, config, by)
+                if "delegate_to" in config
+                else _decide(agentmesh, config, by)
             )
         except AgentMeshError as error:
             raise dg.Failure(
@@ -80,7 +87,7 @@ def build_decide_job(agentmesh: ProjectStore) -> dg.JobDefinition:
         name=_OP,
         outs={"done": dg.Out(dg.Nothing)},
         config_schema=_FIELDS,
-        description="Votes on an approval or answers a suspension.",
+        description="Votes on an approval, delegates a vote, or answers a suspension.",
     )
     return dg.JobDefinition(
         name=DECIDE_JOB,
@@ -94,6 +101,30 @@ def build_decide_job(agentmesh: ProjectStore) -> dg.JobDefinition:
     )
 
 
+def _decide(agentmesh: ProjectStore, config: Mapping[str, Json], by: str) -> Wait:
+    return decide_approval(
+        agentmesh,
+        config["approval"],
+        config.get("decision"),
+        by=by,
+        data=config.get("data"),
+        comment=config["comment"],
+        binding=config.get("binding"),
+    )
+
+
+def _delegate(agentmesh: ProjectStore, config: Mapping[str, Json], by: str) -> Wait:
+    unused = [name for name in ("decision", "data", "binding") if config.get(name) is not None]
+    if unused:
+        raise AgentMeshError(
+            f"`delegate_to` is instead of a decision: leave out {', '.join(f'`{name}`' for name in unused)}",
+            code="bad-delegation",
+        )
+    return delegate_approval(
+        agentmesh, config["approval"], config["delegate_to"], by=by, comment=config["comment"]
+    )
+
+
 def _inner_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"ops": {_OP: {"config": dict(config)}}}
 
@@ -103,7 +134,7 @@ def _nobody() -> str:
 
 
 def _metadata(agentmesh: ProjectStore, wait: Wait) -> dict[str, Any]:
-    """What the vote came to."""
+    """What the vote or delegation came to."""
     answer: dict[str, Json] = wait.answer or {}
     votes = agentmesh.store().waits.votes(wait.id)
     shown: dict[str, Any] = {
@@ -114,6 +145,7 @@ def _metadata(agentmesh: ProjectStore, wait: Wait) -> dict[str, Any]:
         "run": wait.run_id,
         "answer": dg.MetadataValue.json(answer) if answer else None,
         "votes": f"{len(votes)} of {wait.required}" if wait.required > 1 else None,
+        "delegated": ", ".join(f"by {each.by} to {each.to}" for each in wait.delegations),
         "next": _next(wait),
     }
     return {name: value for name, value in shown.items() if value not in (None, "")}
@@ -121,5 +153,5 @@ def _metadata(agentmesh: ProjectStore, wait: Wait) -> dict[str, Any]:
 
 def _next(wait: Wait) -> str:
     if wait.status is WaitStatus.OPEN:
-        return "more people must agree"
+        return "more people must agree" if wait.required > 1 else "it stays open until somebody decides"
     return f"the run goes on by the sensor {GATE_SENSOR}"

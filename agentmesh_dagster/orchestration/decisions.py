@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.errors import AgentMeshError, ApprovalError
-from agentmesh_dagster.records import Delivery, Json, Vote, Wait, WaitKind, WaitStatus
-from agentmesh_dagster.specs.decisions import people, person_may
+from agentmesh_dagster.records import Delegation, Delivery, Json, Vote, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.specs.voters import people, person_may
 
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
@@ -47,7 +47,8 @@ def list_approvals(
         agentmesh: Database and project.
         run_id: Those of one run.
         status: Those that stand so; None: all.
-        assignee: Those that this person may decide; of closed ones, those of which they were an assignee.
+        assignee: Those that this person may decide, as a delegate too; of closed ones, those of which they were an
+            assignee or a delegate.
         limit: At most so many.
     """
     store = agentmesh.store()
@@ -68,7 +69,10 @@ def _concerns(
     store: Store, wait: Wait, person: str, groups: Mapping[str, Sequence[str]], now: datetime
 ) -> bool:
     if wait.status is not WaitStatus.OPEN:
-        return not wait.assignees or person in people((*wait.assignees, *wait.escalate_to), groups)
+        delegates = (delegation.to for delegation in wait.delegations)
+        return not wait.assignees or person in people(
+            (*wait.assignees, *wait.escalate_to, *delegates), groups
+        )
     votes = store.waits.votes(wait.id) if wait.required > 1 else ()
     return person_may(wait, person, groups, now, votes) is None
 
@@ -106,6 +110,31 @@ def decide_approval(
     chosen = decision if decision is None or isinstance(decision, str) else list(decision)
     vote = Vote(by=by, decision=chosen, data=data, comment=comment, at=SystemClock().now())
     return waits.decide(agentmesh.project, approval_id, vote, binding=binding)
+
+
+def delegate_approval(
+    agentmesh: ProjectStore, approval_id: str, to: str, *, by: str, comment: str = ""
+) -> Wait:
+    """Delegates a vote on an approval: another person may decide in the place of an assignee, who may not meanwhile.
+
+    Delegating again replaces the delegate; delegating to oneself takes the vote back. Both end when the delegate has
+    voted.
+
+    Args:
+        agentmesh: Database and project.
+        approval_id: Its id, or 6 and more of the first characters.
+        to: Who may decide instead: nobody who may decide anyhow, or who decides for somebody else already.
+        by: Who delegates: somebody who may decide, and has not.
+        comment: Why; for the audit and those who look at the approval.
+
+    Returns:
+        The approval with its delegations.
+
+    Raises:
+        ApprovalError: The delegation is refused, and the refusal recorded; see there for the codes.
+    """
+    delegation = Delegation(by=by, to=to, comment=comment, at=SystemClock().now())
+    return agentmesh.store().waits.delegate(agentmesh.project, approval_id, delegation)
 
 
 def resume_suspended(

@@ -1,4 +1,4 @@
-"""Who may decide an approval, what a decision may say, and when one closes it: pure, and the only place that knows.
+"""What a decision on an approval may say, and when one closes it: pure, and the only place that knows.
 
 The rules, in the order in which a vote is held to them:
 
@@ -7,7 +7,7 @@ The rules, in the order in which a vote is held to them:
 3. Voters are among the assignees: names, and groups as `group:<name>`. Without assignees anybody may vote, and one
    vote is enough. Once `escalate_at` has passed, those in `escalate_to` may vote too.
 4. With `ordered`, vote number k is by entry k of the assignees, or by somebody of that group; one of `escalate_to`
-   stands in for whoever's turn it is.
+   stands in for whoever's turn it is. In 2 to 4 a delegate's vote is that of who delegated it (see `voters`).
 5. The decision is a known word, and its data fits the form. A rejection's data is kept, and need not fit.
 6. Where several must agree, they agree on the data too: a vote whose data differs from that of an earlier one with the
    same decision is refused, and the refusal names the fields. The approval stays open.
@@ -21,19 +21,28 @@ the approval stays open until its groups have members enough, or its deadline co
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from agentmesh_dagster.constants import GROUP_PREFIX, HANDLE_APPROVED, HANDLE_REJECTED, HANDLE_TIMEOUT
+from agentmesh_dagster.constants import HANDLE_APPROVED, HANDLE_REJECTED, HANDLE_TIMEOUT
 from agentmesh_dagster.errors import ApprovalError, ExpressionError
-from agentmesh_dagster.records import Json, Vote, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.records import Json, Vote, Wait, WaitKind
 from agentmesh_dagster.specs.fields import as_list, as_object
 from agentmesh_dagster.specs.fittings import Fit, fit_now
 from agentmesh_dagster.specs.schema_parts import path_text
+from agentmesh_dagster.specs.voters import (
+    Groups,
+    entries,
+    normalized,
+    people,
+    place_of,
+    refusal,
+    require_approval,
+    require_open,
+)
 
 HAPPENED: Final = "happened"
 """The call that was cut off took effect; the decision's data is its output."""
@@ -47,19 +56,7 @@ BY_TIMEOUT: Final = "timeout"
 BY_QUORUM: Final = "quorum"
 """Who rejected, where people chose different options and none can get its quorum any more."""
 
-Groups = Mapping[str, Sequence[str]]
-"""Group to its members; one that is missing has none."""
-
-_MAX_NAME: Final = 200
 _MAX_ISSUES: Final = 20
-_CLOSED: Final = {
-    "sibling": "another gate of the run was decided, and closed it",
-    "run": "its run is over",
-    "superseded": "what it was asked for no longer stands",
-    "timeout": "its time ran out",
-    "timer": "its moment has come",
-    "event": "its event has come",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +81,12 @@ def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups, fit: Fi
 
     Raises:
         ApprovalError: The vote is refused: `no-approval`, `already-decided`, `gate-closed`, `already-voted`,
-            `separation`, `not-assignee`, `not-your-turn`, `bad-decision`, or `form` and `data-conflict` with
-            `context.issues`, a list of `{"path", "message"}`.
+            `delegated`, `separation`, `not-assignee`, `not-your-turn`, `bad-decision`, or `form` and `data-conflict`
+            with `context.issues`, a list of `{"path", "message"}`.
     """
-    if not wait.kind.is_approval:
-        raise _refusal(wait, "no-approval", f"nobody decides it: it waits for {_waits_for(wait)}")
+    require_approval(wait)
     require_open(wait, vote.at)
-    _require_voter(wait, votes, vote, groups)
+    place = place_of(wait, votes, vote.by, vote.at, groups)
     decision = _decision(wait, vote.decision)
     accepted = Vote(
         by=vote.by,
@@ -98,29 +94,10 @@ def weigh(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups, fit: Fi
         data=_data(wait, decision, vote.data, fit),
         comment=vote.comment,
         at=vote.at,
+        delegator="" if place == vote.by else place,
     )
     _require_same_data(wait, votes, accepted)
     return Verdict(vote=accepted, answer=_answer(wait, votes, accepted, groups))
-
-
-def require_open(wait: Wait, at: datetime) -> None:
-    """Refuses what comes to a wait that is closed, or whose deadline has passed at `at`.
-
-    Raises:
-        ApprovalError: `already-decided`, saying by whom and when, or `gate-closed`, saying why.
-    """
-    if wait.status is WaitStatus.DECIDED:
-        answer = as_object(wait.answer) or {}
-        who = f" by {answer['by']}" if answer.get("by") else ""
-        raise _refusal(wait, "already-decided", f"already decided{who} at {_when(wait, answer)}", answer)
-    if wait.status is not WaitStatus.OPEN:
-        why = _CLOSED.get(wait.closed_by, "it is closed")
-        when = f" at {_when(wait, {})}" if wait.decided_at is not None else ""
-        raise _refusal(wait, "gate-closed", f"closed{when}: {why}")
-    if wait.deadline_at is not None and wait.deadline_at <= at:
-        raise _refusal(
-            wait, "gate-closed", f"its time ran out at {wait.deadline_at.isoformat(timespec='seconds')}"
-        )
 
 
 def require_binding(wait: Wait, binding: str | None) -> None:
@@ -130,26 +107,9 @@ def require_binding(wait: Wait, binding: str | None) -> None:
         ApprovalError: `stale`.
     """
     if binding is not None and binding != wait.binding:
-        raise _refusal(
+        raise refusal(
             wait, "stale", "the decision is for another call than the one that waits now; look at it again"
         )
-
-
-def person_may(
-    wait: Wait, person: str, groups: Groups, at: datetime, votes: Sequence[Vote] = ()
-) -> ApprovalError | None:
-    """Why a person may not vote on an approval now, or None where they may."""
-    try:
-        require_open(wait, at)
-        _require_voter(wait, votes, Vote(by=person, decision=None, at=at), groups)
-    except ApprovalError as refusal:
-        return refusal
-    return None
-
-
-def people(entries: Iterable[str], groups: Groups) -> frozenset[str]:
-    """The distinct people that names and groups stand for."""
-    return frozenset(person for entry in entries for person in _members(entry, groups))
 
 
 def check_received(wait: Wait, data: Json, fit: Fit = fit_now) -> Json:
@@ -229,75 +189,10 @@ def timeout_answer(
         try:
             data = _data(wait, HANDLE_APPROVED, wait.timeout_data, fit)
             decision = HANDLE_APPROVED
-        except ApprovalError as refusal:
-            comment = f"Not approved by timeout: {refusal.message}"
+        except ApprovalError as refused:
+            comment = f"Not approved by timeout: {refused.message}"
     answer = {"decision": decision, "data": data, "by": BY_TIMEOUT, "at": at.isoformat(), "comment": comment}
     return {**answer, "votes": [_vote_json(v) for v in votes]} if wait.required > 1 else answer
-
-
-def is_same_name(one: str, other: str) -> bool:
-    """Whether two names are one person's: case, white space and Unicode's compatible forms do not tell people apart."""
-    return _normalized(one) == _normalized(other)
-
-
-def _normalized(name: str) -> str:
-    # Twice: folding the case of a compatible form may give another one.
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-    return " ".join(folded.split())
-
-
-# Voters -----------------------------------------------------------------------------------------------------
-
-
-def _require_voter(wait: Wait, votes: Sequence[Vote], vote: Vote, groups: Groups) -> None:
-    if not vote.by.strip() or len(vote.by) > _MAX_NAME or not vote.by.isprintable():
-        raise _refusal(wait, "not-assignee", f"a vote needs the voter's name, at most {_MAX_NAME} characters")
-    if vote.by != vote.by.strip():
-        raise _refusal(
-            wait, "not-assignee", f"the voter's name {vote.by!r} begins or ends with a space; remove it"
-        )
-    for earlier in votes:
-        if is_same_name(earlier.by, vote.by):
-            when = earlier.at.isoformat(timespec="seconds")
-            raise _refusal(wait, "already-voted", f"{vote.by} has voted already, at {when}")
-    if wait.separation and is_same_name(vote.by, wait.launcher):
-        raise _refusal(wait, "separation", f"{vote.by} launched the run and may not decide on it")
-    if not wait.assignees:
-        return
-    stand_ins = people(_escalated(wait, vote.at), groups)
-    if vote.by not in people(wait.assignees, groups) | stand_ins:
-        raise _refusal(
-            wait,
-            "not-assignee",
-            f"{vote.by} may not decide; those who may: {_shown(_entries(wait, vote.at))}",
-        )
-    if wait.ordered:
-        turn = len(votes)
-        if turn >= len(wait.assignees):
-            raise _refusal(wait, "not-your-turn", "everybody listed has voted")
-        entry = wait.assignees[turn]
-        if vote.by not in _members(entry, groups) and vote.by not in stand_ins:
-            raise _refusal(wait, "not-your-turn", f"it is not the turn of {vote.by}, but of {entry}")
-
-
-def _members(entry: str, groups: Groups) -> Sequence[str]:
-    if entry.startswith(GROUP_PREFIX):
-        return groups.get(entry.removeprefix(GROUP_PREFIX), ())
-    return (entry,)
-
-
-def _escalated(wait: Wait, at: datetime) -> tuple[str, ...]:
-    """Those who may vote too by now; `escalate_at` is emptied by whoever tells them."""
-    return wait.escalate_to if wait.escalate_at is None or wait.escalate_at <= at else ()
-
-
-def _entries(wait: Wait, at: datetime) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*wait.assignees, *_escalated(wait, at))))
-
-
-def _shown(entries: Sequence[str], most: int = 10) -> str:
-    more = f" and {len(entries) - most} more" if len(entries) > most else ""
-    return ", ".join(entries[:most]) + more
 
 
 # What a vote says -------------------------------------------------------------------------------------------
@@ -315,7 +210,7 @@ def _decision(wait: Wait, decision: Json) -> Json:
     options = options_of(wait)
     if not wait.multiple:
         if not isinstance(decision, str) or decision not in options:
-            raise _refusal(
+            raise refusal(
                 wait,
                 "bad-decision",
                 f"{_word(decision)} cannot be decided; choose one of {', '.join(options)}",
@@ -323,14 +218,14 @@ def _decision(wait: Wait, decision: Json) -> Json:
         return decision
     chosen = [decision] if isinstance(decision, str) else as_list(decision)
     if not chosen:
-        raise _refusal(wait, "bad-decision", f"choose at least one of {', '.join(options)}")
+        raise refusal(wait, "bad-decision", f"choose at least one of {', '.join(options)}")
     for option in chosen:
         if not isinstance(option, str) or option not in options:
-            raise _refusal(
+            raise refusal(
                 wait, "bad-decision", f"{_word(option)} cannot be chosen; choose of {', '.join(options)}"
             )
     if len(set(chosen)) < len(chosen):
-        raise _refusal(wait, "bad-decision", "an option is chosen twice")
+        raise refusal(wait, "bad-decision", "an option is chosen twice")
     return [option for option in options if option in chosen]
 
 
@@ -396,7 +291,7 @@ def _require_same_data(wait: Wait, votes: Sequence[Vote], vote: Vote) -> None:
     fields = sorted(_differences(earlier.data, vote.data, ()))[:_MAX_ISSUES]
     names = ", ".join(fields)
     word = "arguments differ" if wait.kind is WaitKind.TOOL else "data differs"
-    raise _refusal(
+    raise refusal(
         wait,
         "data-conflict",
         f"the {word} from what {earlier.by} decided, in {names}: give the same data, or reject. The approval "
@@ -432,7 +327,7 @@ def _unfit(wait: Wait, issues: list[dict[str, str]]) -> ApprovalError:
     more = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
     word = "data does" if wait.kind is not WaitKind.TOOL else "arguments do"
     message = f"the {word} not fit: {first}{more}"
-    return _refusal(wait, "form", message, {"issues": issues})
+    return refusal(wait, "form", message, {"issues": issues})
 
 
 # Counting ---------------------------------------------------------------------------------------------------
@@ -485,10 +380,10 @@ def _to_come(wait: Wait, votes: Sequence[Vote], at: datetime, groups: Groups) ->
     """How many votes can still be given."""
     if wait.ordered:
         return max(len(wait.assignees) - len(votes), 0)
-    gone = {_normalized(vote.by) for vote in votes}
+    gone = {normalized(name) for vote in votes for name in (vote.by, vote.delegator)}
     if wait.separation:
-        gone.add(_normalized(wait.launcher))
-    pool = {_normalized(person) for person in people(_entries(wait, at), groups)}
+        gone.add(normalized(wait.launcher))
+    pool = {normalized(person) for person in people(entries(wait, at), groups)}
     return len(pool - gone)
 
 
@@ -497,6 +392,7 @@ def _closing(wait: Wait, vote: Vote, decision: Json, votes: Sequence[Vote]) -> d
         "decision": decision,
         "data": vote.data,
         "by": vote.by,
+        **({"for": vote.delegator} if vote.delegator else {}),
         "at": vote.at.isoformat(),
         "comment": vote.comment,
     }
@@ -506,32 +402,9 @@ def _closing(wait: Wait, vote: Vote, decision: Json, votes: Sequence[Vote]) -> d
 def _vote_json(vote: Vote) -> dict[str, Any]:
     return {
         "by": vote.by,
+        **({"for": vote.delegator} if vote.delegator else {}),
         "decision": vote.decision,
         "data": vote.data,
         "comment": vote.comment,
         "at": vote.at.isoformat(),
     }
-
-
-# Refusals ---------------------------------------------------------------------------------------------------
-
-
-def _refusal(wait: Wait, code: str, why: str, detail: Mapping[str, Any] | None = None) -> ApprovalError:
-    shown = {key: value for key, value in (detail or {}).items() if key in ("issues", "by", "at", "decision")}
-    return ApprovalError(
-        f"{wait.step_key!r}: {why}", code=code, path=wait.step_key, context={"approval": wait.id, **shown}
-    )
-
-
-def _waits_for(wait: Wait) -> str:
-    if wait.kind is WaitKind.TIMER:
-        return "a moment"
-    return (
-        "data: 'agentmesh runs resume'" if wait.kind is WaitKind.SUSPEND else f"the event {wait.event_name!r}"
-    )
-
-
-def _when(wait: Wait, answer: Mapping[str, Any]) -> str:
-    if wait.decided_at is not None:
-        return wait.decided_at.isoformat(timespec="seconds")
-    return str(answer.get("at", "some time"))

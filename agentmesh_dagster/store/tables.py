@@ -60,7 +60,7 @@ __all__ = [
     "waits",
 ]
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """The schema's revisions, oldest first; the last one is what this code works on."""
 
 # SQLite takes a partial index only where a query repeats its condition word for word: each stands here once.
@@ -308,6 +308,8 @@ waits = Table(
     Column("timeout_data", JsonColumn),
     Column("notify", JsonColumn),
     Column("answer", JsonColumn),
+    # NULL where nobody has delegated a vote.
+    Column("delegations", JsonColumn),
     UniqueConstraint("run_id", "step_key", "label"),
 )
 Index("ix_waits_project_status_created_at", waits.c.project, waits.c.status, waits.c.created_at)
@@ -345,6 +347,7 @@ votes = Table(
     Column("comment", Text, nullable=False),
     Column("decision", JsonColumn),
     Column("data", JsonColumn),
+    Column("delegator", Text, nullable=False, server_default=text("''")),
 )
 Index("ix_votes_wait_id_seq", votes.c.wait_id, votes.c.seq)
 

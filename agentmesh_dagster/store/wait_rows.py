@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import StoreError
-from agentmesh_dagster.records import Event, Json, Notice, Vote, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.records import Delegation, Event, Json, Notice, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.store.columns import to_text
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.tables import notices, votes, waits
@@ -25,7 +25,7 @@ _TEXTS: Final = (
 _FIELDS: Final = tuple(field.name for field in fields(Wait))
 # What changes after a wait was opened.
 _CHANGING: Final = (
-    *("status", "closed_by", "assignees", "answer"),
+    *("status", "closed_by", "assignees", "answer", "delegations"),
     *("remind_at", "escalate_at", "next_at", "decided_at", "ready_at", "used_at"),
 )
 _ANSWERED: Final = (WaitStatus.DECIDED, WaitStatus.EXPIRED)
@@ -46,6 +46,7 @@ def wait_record(row: RowMapping) -> Wait:
     values["kind"] = WaitKind(values["kind"])
     values["status"] = WaitStatus(values["status"])
     values.update({name: tuple(values[name]) for name in _LISTS})
+    values["delegations"] = tuple(_delegation_record(each) for each in values["delegations"] or ())
     return Wait(**values)
 
 
@@ -57,6 +58,7 @@ def vote_record(row: RowMapping) -> Vote:
         data=row["data"],
         comment=row["comment"],
         at=row["at"],
+        delegator=row["delegator"],
     )
 
 
@@ -130,6 +132,7 @@ def insert_vote(connection: Connection, wait_id: str, vote: Vote) -> None:
             comment=vote.comment,
             decision=vote.decision,
             data=vote.data,
+            delegator=vote.delegator,
         )
     )
 
@@ -169,7 +172,7 @@ def wait_event(clock: Clock, wait: Wait, verb: str, payload: Mapping[str, Json])
     Args:
         clock: Gives its time and id.
         wait: The wait.
-        verb: `voted`, `decided`, `expired`, `canceled`, `refused`, `reminded` or `escalated`.
+        verb: `voted`, `delegated`, `decided`, `expired`, `canceled`, `refused`, `reminded` or `escalated`.
         payload: Further facts; never data that was given or refused.
     """
     family = _FAMILIES[wait.kind]
@@ -196,10 +199,21 @@ def refuse_nul(texts: Mapping[str, str], where: str) -> None:
             raise StoreError(f"the {name} of {where} has a NUL character", code="nul-character")
 
 
+def _delegation_record(stored: Mapping[str, Any]) -> Delegation:
+    return Delegation(
+        by=stored["by"],
+        to=stored["to"],
+        comment=stored["comment"],
+        at=datetime.fromisoformat(stored["at"]),
+    )
+
+
 def _values(wait: Wait) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(wait, name) for name in _FIELDS}
     values.update({name: list(values[name]) for name in _LISTS})
+    delegations = [{**asdict(each), "at": each.at.isoformat()} for each in wait.delegations]
     values.update(
+        delegations=delegations or None,
         kind=wait.kind.value,
         status=wait.status.value,
         next_at=next_moment(wait),

@@ -12,16 +12,16 @@ from sqlalchemy import Connection, exists, select
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.errors import ApprovalError
-from agentmesh_dagster.records import Delivery, Json, Vote, Wait, WaitKind, WaitStatus
+from agentmesh_dagster.records import Delegation, Delivery, Json, Vote, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.specs.decisions import (
     Verdict,
     check_received,
     received_answer,
     require_binding,
-    require_open,
     weigh,
 )
 from agentmesh_dagster.specs.fittings import Fit, Fittings
+from agentmesh_dagster.specs.voters import delegate, require_open
 from agentmesh_dagster.store.audit import write_audit
 from agentmesh_dagster.store.engine import Database
 from agentmesh_dagster.store.groups import load_groups
@@ -37,6 +37,7 @@ from agentmesh_dagster.store.wait_rows import (
     load_votes,
     load_wait,
     refuse_nul,
+    save_wait,
     vote_record,
     wait_event,
     wait_record,
@@ -151,6 +152,34 @@ class Waits:
             raise outcome
         return outcome
 
+    def delegate(self, project: str, wait_id: str, delegation: Delegation) -> Wait:
+        """Delegates a vote on an approval, or takes it back where `to` is the one who delegated it.
+
+        In one transaction: the wait, its notices, the run's event and the audit. A vote that is given at the same
+        time comes before or after it.
+
+        Args:
+            project: The project's slug.
+            wait_id: As for `get`.
+            delegation: The delegation; `delegation.at` is the present moment.
+
+        Returns:
+            The wait with the delegation.
+
+        Raises:
+            ApprovalError: The delegation is refused; that has been recorded, in the audit (`delegation-refused`) and
+                among the run's events.
+            NotFound: There is no such project (code `no-project`).
+            StoreError: The comment has a NUL character (code `nul-character`).
+        """
+        refuse_nul({"comment": delegation.comment}, "a delegation")
+        with self._database.write() as connection:
+            self._database.require_project(connection, project)
+            outcome = self._delegate(connection, project, wait_id, delegation)
+        if isinstance(outcome, ApprovalError):
+            raise outcome
+        return outcome
+
     def send_event(
         self,
         project: str,
@@ -228,16 +257,39 @@ class Waits:
         try:
             found = _find(connection, project, wait_id)
         except ApprovalError as refusal:
-            self._record_refusal(connection, project, None, wait_id, vote, refusal)
+            self._record_refused_vote(connection, project, None, wait_id, vote, refusal)
             return refusal
         lock_runs(connection, [found.run_id])
         wait = load_wait(connection, found.id) or found
         try:
             verdict = self._weigh(connection, wait, vote, binding, fit)
         except ApprovalError as refusal:
-            self._record_refusal(connection, project, wait, wait_id, vote, refusal)
+            self._record_refused_vote(connection, project, wait, wait_id, vote, refusal)
             return refusal
         return self._accept(connection, wait, verdict)
+
+    def _delegate(
+        self, connection: Connection, project: str, wait_id: str, delegation: Delegation
+    ) -> Wait | ApprovalError:
+        by, to = _printable(delegation.by), _printable(delegation.to)
+        wait: Wait | None = None
+        try:
+            found = _find(connection, project, wait_id)
+            lock_runs(connection, [found.run_id])
+            wait = load_wait(connection, found.id) or found
+            groups = load_groups(connection, project)
+            changed = delegate(wait, load_votes(connection, wait.id), delegation, groups)
+        except ApprovalError as refusal:
+            what: dict[str, Json] = {"code": refusal.code, "by": by, "to": to}
+            self._record_refusal(connection, project, wait, wait_id, "delegation-refused", what)
+            return refusal
+        save_wait(connection, changed)
+        add_notices(connection, self._clock, changed, "delegated", delegation.at)
+        said: dict[str, Json] = {"by": by, "to": to}
+        insert_events(connection, self._database, [wait_event(self._clock, changed, "delegated", said)])
+        detail = {"approval": wait.id, "to": to, "step_key": wait.step_key, "comment": delegation.comment}
+        self._audit(connection, project, "delegation", by, f"run/{wait.run_id}", detail)
+        return changed
 
     def _weigh(
         self, connection: Connection, wait: Wait, vote: Vote, binding: str | None, fit: Fit
@@ -265,7 +317,7 @@ class Waits:
     def _accept(self, connection: Connection, wait: Wait, verdict: Verdict) -> Wait:
         vote = verdict.vote
         insert_vote(connection, wait.id, vote)
-        said = {"decision": vote.decision, "by": vote.by}
+        said = {"decision": vote.decision, "by": vote.by, **_in_place_of(vote.delegator)}
         if wait.kind.is_approval:
             insert_events(connection, self._database, [wait_event(self._clock, wait, "voted", said)])
         if verdict.answer is not None:
@@ -277,7 +329,7 @@ class Waits:
                 answer=verdict.answer,
                 decided_at=vote.at,
             )
-            final = {"decision": verdict.answer["decision"], "by": verdict.answer["by"]}
+            final = {key: verdict.answer[key] for key in ("decision", "by", "for") if key in verdict.answer}
             insert_events(connection, self._database, [wait_event(self._clock, wait, "decided", final)])
             close_siblings(connection, self._database, self._clock, wait)
         detail = {
@@ -285,11 +337,12 @@ class Waits:
             "decision": vote.decision,
             "step_key": wait.step_key,
             "comment": vote.comment,
+            **_in_place_of(vote.delegator),
         }
         self._audit(connection, wait.project, "decision", vote.by, f"run/{wait.run_id}", detail)
         return wait
 
-    def _record_refusal(
+    def _record_refused_vote(
         self,
         connection: Connection,
         project: str,
@@ -305,19 +358,34 @@ class Waits:
             what["fields"] = [issue["path"] for issue in refusal.context["issues"]]
             if wait is not None:
                 add_notices(connection, self._clock, wait, "conflict", vote.at)
+        self._record_refusal(connection, project, wait, wait_id, "decision-refused", what)
+
+    def _record_refusal(
+        self,
+        connection: Connection,
+        project: str,
+        wait: Wait | None,
+        wait_id: str,
+        action: str,
+        what: dict[str, Json],
+    ) -> None:
         if wait is None:
             shown = _printable(wait_id)
             detail = {"approval": shown, **what}
-            self._audit(connection, project, "decision-refused", by, f"approval/{shown}", detail)
+            self._audit(connection, project, action, what["by"], f"approval/{shown}", detail)
             return
         insert_events(connection, self._database, [wait_event(self._clock, wait, "refused", what)])
         detail = {"approval": wait.id, "step_key": wait.step_key, **what}
-        self._audit(connection, project, "decision-refused", by, f"run/{wait.run_id}", detail)
+        self._audit(connection, project, action, what["by"], f"run/{wait.run_id}", detail)
 
     def _audit(
         self, connection: Connection, project: str, action: str, actor: str, entity: str, detail: Json
     ) -> None:
         write_audit(connection, self._clock, project, action, actor=actor, entity=entity, detail=detail)
+
+
+def _in_place_of(delegator: str) -> dict[str, Json]:
+    return {"for": delegator} if delegator else {}
 
 
 def _find(connection: Connection, project: str, wait_id: str) -> Wait:

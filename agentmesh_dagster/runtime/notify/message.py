@@ -20,6 +20,7 @@ _BEGINNINGS: Final = {
     "reminder": "Reminder",
     "escalated": "Escalated to you",
     "conflict": "Votes with different data",
+    "delegated": "Vote delegated",
 }
 
 
@@ -30,7 +31,8 @@ class NoticeMessage:
     id: str
     """The notice's id: the same in every attempt to deliver it."""
     reason: str
-    """`opened`, `reminder`, `escalated`, or `conflict`: somebody's vote was refused because its data differs."""
+    """`opened`, `reminder`, `escalated`, `conflict` (somebody's vote was refused because its data differs), or
+    `delegated` (somebody delegated a vote, or took it back)."""
     approval: Mapping[str, Json]
     """See `approval_view`."""
     how_to_decide: tuple[str, ...]
@@ -65,6 +67,8 @@ class NoticeMessage:
         if wait.prefill is not None:
             blocks.append("The form begins as:\n" + _cut(_pretty(wait.prefill), _MAX_DATA))
         facts = [_who(wait)]
+        if wait.delegations:
+            facts.append("Delegated: " + ", ".join(f"by {each.by} to {each.to}" for each in wait.delegations))
         if wait.deadline_at is not None:
             facts.append(f"Until: {moment(wait.deadline_at)}")
         blocks.append("\n".join(facts))
@@ -99,6 +103,10 @@ def approval_view(wait: Wait, reason: str) -> dict[str, Json]:
         "prefill": wait.prefill,
         "assignees": list(wait.assignees),
         "escalate_to": list(wait.escalate_to),
+        "delegations": [
+            {"by": each.by, "to": each.to, "comment": each.comment, "at": each.at.isoformat()}
+            for each in wait.delegations
+        ],
         "required": wait.required,
         "created_at": wait.created_at.isoformat(),
         "deadline_at": wait.deadline_at.isoformat() if wait.deadline_at is not None else None,

@@ -1,7 +1,7 @@
 """The notifier `webhook`: a POST of JSON, signed.
 
-The body is `{"type": "approval.opened" | "approval.reminder" | "approval.escalated", "id": notice id, "approval":
-{...}, "how_to_decide": [...]}`. Headers: `X-AgentMesh-Delivery`, the notice's id, the same in every attempt; and, where
+The body is `{"type": "approval.<reason>", "id": notice id, "approval": {...}, "how_to_decide": [...]}`; the reasons are
+those of `NoticeMessage`. Headers: `X-AgentMesh-Delivery`, the notice's id, the same in every attempt; and, where
 the config has a secret, `X-AgentMesh-Signature: t=<unix seconds>,v1=<hex>`, the HMAC-SHA256 of `<t>.<body>` under that
 secret, as Stripe signs its webhooks: a receiver refuses what is signed wrongly or long ago.
 """
