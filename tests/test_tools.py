@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 import time
 import tracemalloc
@@ -14,6 +15,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fake_http import FakeHttp
 
@@ -407,6 +409,17 @@ def test_timeout_covers_everything(server: FakeHttp) -> None:
     assert error.code == "tool-timeout"
     assert "0.2 s" in error.message
     assert refused(http(server.url + "/slow/30"), timeout_s=0.1).code == "tool-timeout"
+
+
+def test_timeout_holds_when_the_loop_was_busy(server: FakeHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = httpx.create_ssl_context
+
+    def slowly() -> ssl.SSLContext:
+        time.sleep(0.3)
+        return create()
+
+    monkeypatch.setattr(httpx, "create_ssl_context", slowly)
+    assert refused(http(server.url + "/slow/2", timeout_s=0.1)).code == "tool-timeout"
 
 
 @pytest.mark.parametrize(

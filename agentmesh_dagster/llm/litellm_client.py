@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
+from agentmesh_dagster.deadline import DeadlinePassed, within
 from agentmesh_dagster.errors import ModelError
 from agentmesh_dagster.llm.destinations import Destination
 from agentmesh_dagster.llm.litellm_internals import guard_clients, outgoing_to
@@ -111,9 +112,9 @@ class LiteLLMClient:
         with outgoing_to(destination) as outgoing:
             try:
                 # LiteLLM's own time-out bounds each wait for the network; this one bounds the whole call.
-                response = await asyncio.wait_for(self._litellm.acompletion(**arguments), timeout_s)
+                response = await within(self._litellm.acompletion(**arguments), timeout_s)
                 return self._reply(destination, response)
-            except asyncio.TimeoutError:
+            except (DeadlinePassed, asyncio.TimeoutError):
                 failure = _error(destination, f"did not answer within {timeout_s:g} s", "model-timeout")
             except ModelError as error:
                 failure = error

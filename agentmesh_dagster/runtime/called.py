@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from agentmesh_dagster.deadline import finishes
 from agentmesh_dagster.errors import NodeTimeout, ReplayError, RunRefused
 from agentmesh_dagster.records import Json, RunStatus, StepStatus, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.closing import closing_key, closing_scope
 from agentmesh_dagster.runtime.journalled import StepAnswer
 from agentmesh_dagster.runtime.scope import Scope
-from agentmesh_dagster.runtime.session import CLEANUP_S
 from agentmesh_dagster.runtime.waiting import Suspended
 from agentmesh_dagster.specs.documents import BodySpec
 from agentmesh_dagster.specs.fields import as_object
@@ -151,14 +151,7 @@ async def _in_time(call: NodeCall, scope: Scope) -> LevelEnd:
         raise over
     walking = asyncio.ensure_future(call.run_level(scope))
     ends_at = session.environment.clock.now() + timedelta(seconds=left_s)
-    try:
-        done, _ = await asyncio.wait([walking], timeout=left_s)
-    finally:
-        if not walking.done():
-            walking.cancel()
-            # Bounded: what is in it may swallow its cancellation, and the time-out holds all the same.
-            await asyncio.wait([walking], timeout=CLEANUP_S)
-    if not done:
+    if not await finishes(walking, left_s):
         raise over
     try:
         return walking.result()

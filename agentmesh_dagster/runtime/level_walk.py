@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol
 
+from agentmesh_dagster.deadline import cut_off
 from agentmesh_dagster.records import Wait
 from agentmesh_dagster.runtime.level_end import level_end
 from agentmesh_dagster.runtime.nodes.base import LevelEnd, Say
 from agentmesh_dagster.runtime.routing import NodeState
 from agentmesh_dagster.runtime.scope import Scope
-from agentmesh_dagster.runtime.session import CLEANUP_S
 from agentmesh_dagster.runtime.waiting import Suspended
 
 if TYPE_CHECKING:
@@ -114,12 +114,3 @@ class _Walk:
             self.missing[target] -= 1
             if not self.missing[target]:
                 self.ready.append(target)
-
-
-async def cut_off(tasks: set[asyncio.Task[None]]) -> None:
-    """Cancels tasks and awaits their clean-up, for a while."""
-    left = [task for task in tasks if not task.done()]
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=CLEANUP_S)

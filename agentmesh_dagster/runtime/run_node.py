@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentmesh_dagster.constants import HANDLE_ERROR
+from agentmesh_dagster.deadline import finishes
 from agentmesh_dagster.errors import AgentMeshError, NodeError, NodeTimeout, ReplayError, RunRefused
 from agentmesh_dagster.records import Json, Step, StepStatus, Wait, WaitKind, WaitStatus
 from agentmesh_dagster.runtime.how_to_decide import how_to_decide
@@ -34,7 +35,7 @@ from agentmesh_dagster.runtime.nodes.base import (
 from agentmesh_dagster.runtime.routing import NodeState, is_live, live_edges, settle, state_after
 from agentmesh_dagster.runtime.row_buffer import RowBuffer
 from agentmesh_dagster.runtime.scope import Level, ParsedNode, Scope, names_after, names_before
-from agentmesh_dagster.runtime.session import CLEANUP_S, RunSession
+from agentmesh_dagster.runtime.session import RunSession
 from agentmesh_dagster.specs.expressions import evaluate, render
 from agentmesh_dagster.specs.graph import Edge
 from agentmesh_dagster.specs.nodes import NodeConfig, WorkflowConfig
@@ -319,7 +320,7 @@ class _NodeWork:
         # The time of an attempt goes on where it waited.
         left_s = max(0.0, timeout_s - self.worked_s) if call.goes_on else timeout_s
         body = asyncio.ensure_future(self.type.run(self.config, call))
-        if not await _finishes(body, left_s):
+        if not await finishes(body, left_s):
             raise NodeTimeout(
                 f"node {self.key!r} took longer than its timeout_s = {timeout_s:g} and was cut off",
                 path=self.key,
@@ -434,15 +435,3 @@ def _has_own_time(config: NodeConfig, level: Level) -> bool:
     if not isinstance(config, WorkflowConfig) or config.async_:
         return False
     return level.called(config.workflow).workflow.settings.timeout_s is not None
-
-
-async def _finishes(body: asyncio.Future[NodeResult], timeout_s: float) -> bool:
-    """Waits for a body; at the time-out, or when the waiting itself is cancelled, the body is cancelled and awaited."""
-    try:
-        done, _pending = await asyncio.wait([body], timeout=timeout_s)
-        return bool(done)
-    finally:
-        if not body.done():
-            body.cancel()
-            # Bounded: a body may swallow its cancellation, and the time-out holds all the same.
-            await asyncio.wait([body], timeout=CLEANUP_S)

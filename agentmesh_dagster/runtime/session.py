@@ -33,8 +33,6 @@ from agentmesh_dagster.specs.documents import WorkflowSpec
 if TYPE_CHECKING:
     from agentmesh_dagster.runtime.nodes.foreach import Item
 
-CLEANUP_S = 5.0
-"""How long the clean-up of what was cut off may take before it is left behind."""
 RENEWAL_S = 5.0
 """The longest time between two renewals of a lease."""
 WALKED_AT_ONCE = 64

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
+from agentmesh_dagster.deadline import cut_off
 from agentmesh_dagster.errors import AgentMeshError, ExpressionError, NodeError, ReplayError, RunRefused
 from agentmesh_dagster.records import Json, Step, StepStatus, WaitStatus
 from agentmesh_dagster.runtime.journalled import StepAnswer
 from agentmesh_dagster.runtime.level_end import StepFailed
-from agentmesh_dagster.runtime.level_walk import cut_off
 from agentmesh_dagster.runtime.nodes.base import (
     NodeCall,
     NodeResult,

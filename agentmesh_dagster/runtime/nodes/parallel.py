@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import ClassVar
 
+from agentmesh_dagster.deadline import cut_off
 from agentmesh_dagster.records import Json, Step, StepStatus
 from agentmesh_dagster.runtime.journalled import call_off
 from agentmesh_dagster.runtime.level_end import StepFailed
-from agentmesh_dagster.runtime.level_walk import cut_off
 from agentmesh_dagster.runtime.nodes.base import NodeCall, NodeResult, NodeType, Preparation, state_of
 from agentmesh_dagster.runtime.nodes.passes import Standing, body_scope, joined_writes
 from agentmesh_dagster.runtime.scope import Scope

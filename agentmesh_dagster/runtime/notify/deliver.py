@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final, Protocol, cast
 
+from agentmesh_dagster.deadline import DeadlinePassed, within
 from agentmesh_dagster.errors import ApprovalError
 from agentmesh_dagster.records import Event, Json, Notice, Wait, WaitStatus
 from agentmesh_dagster.runtime.environment import Environment
@@ -176,9 +177,9 @@ class _Delivery:
                 mail=environment.deployment.mail,
                 say=self._redacted_say,
             )
-            await asyncio.wait_for(notifier.send(config, message, context), SEND_LIMIT_S)
+            await within(notifier.send(config, message, context), SEND_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - whatever a notifier raises, the approval and the others go on
-            if isinstance(error, asyncio.TimeoutError) and not str(error):
+            if isinstance(error, DeadlinePassed):
                 return f"it took longer than {SEND_LIMIT_S:g} s"
             text: str = environment.secrets.redact_error(error)["message"]
             return shortened(one_line(known.redact_text(text)), _MAX_ERROR)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from email.utils import format_datetime, getaddresses
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from agentmesh_dagster.deadline import DeadlinePassed, within
 from agentmesh_dagster.deployment import WHERE, MailServer
 from agentmesh_dagster.runtime.functions import run_in_thread
 from agentmesh_dagster.runtime.notify.base import Notifier, NotifyContext, NotifyError
@@ -53,10 +53,10 @@ class EmailNotifier(Notifier[EmailNotify]):
         mail = build_mail(config, message, context.clock.now(), server.sender)
         session = _Session(server, config.timeout_s)
         try:
-            refused: Sequence[str] = await asyncio.wait_for(
+            refused: Sequence[str] = await within(
                 run_in_thread(partial(session.send, mail)), config.timeout_s
             )
-        except asyncio.TimeoutError:
+        except DeadlinePassed:
             problem = f"took longer than {config.timeout_s:g} s"
         else:
             if refused:

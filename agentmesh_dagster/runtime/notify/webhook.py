@@ -8,13 +8,13 @@ secret, as Stripe signs its webhooks: a receiver refuses what is signed wrongly 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from agentmesh_dagster.deadline import DeadlinePassed, within
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.notify.base import Notifier, NotifyContext, NotifyError
 from agentmesh_dagster.runtime.notify.message import NoticeMessage, one_line, shortened
@@ -112,10 +112,10 @@ class WebhookNotifier(Notifier[WebhookNotify]):
         import httpcore
 
         try:
-            return await asyncio.wait_for(
+            return await within(
                 context.http.send("POST", url, headers, body, max_bytes=_MAX_ANSWER), timeout_s
             )
-        except asyncio.TimeoutError:
+        except DeadlinePassed:
             problem = f"took longer than {timeout_s:g} s"
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
             problem = f"got no answer: {str(error) or type(error).__name__}"

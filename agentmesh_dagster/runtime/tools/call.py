@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from agentmesh_dagster.deadline import DeadlinePassed, within
 from agentmesh_dagster.errors import AgentMeshError
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.tools.base import ToolContext, ToolType
@@ -133,11 +133,8 @@ async def _call(tool: ToolSpec, value: Json, context: ToolContext, types: Mappin
     bounds = [bound for bound in (tool.timeout_s, context.timeout_s) if bound is not None]
     bound_s = min(bounds) if bounds else None
     try:
-        output = await asyncio.wait_for(tool_type.call(tool, config, prepared, context), bound_s)
-    except asyncio.TimeoutError:
-        if bound_s is None:
-            # The tool's own, and no bound of ours.
-            raise
+        output = await within(tool_type.call(tool, config, prepared, context), bound_s)
+    except DeadlinePassed:
         output = _TIMED_OUT
     if output is _TIMED_OUT:
         raise ToolFailure(

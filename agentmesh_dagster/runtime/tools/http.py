@@ -20,6 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from agentmesh_dagster.clock import Clock
+from agentmesh_dagster.deadline import DeadlinePassed, within
 from agentmesh_dagster.records import Json
 from agentmesh_dagster.runtime.tools.base import ToolContext
 from agentmesh_dagster.runtime.tools.errors import ToolFailure, ToolRefused
@@ -75,8 +76,8 @@ class HttpTool:
         secrets.check_destination(request.url.host, port_of(request.url))
         attempts = _Attempts(tool, config, request, context)
         try:
-            return await asyncio.wait_for(attempts.run(), config.timeout_s)
-        except asyncio.TimeoutError:
+            return await within(attempts.run(), config.timeout_s)
+        except DeadlinePassed:
             pass
         raise attempts.timed_out()
 

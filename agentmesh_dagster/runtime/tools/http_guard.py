@@ -18,6 +18,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import TYPE_CHECKING, Final, cast
 
 from agentmesh_dagster.constants import ENV_HTTP_ALLOW
+from agentmesh_dagster.deadline import DeadlinePassed, within
 from agentmesh_dagster.deployment import WHERE, Deployment, HostRule
 from agentmesh_dagster.errors import DefinitionError
 from agentmesh_dagster.runtime.tools.errors import ToolRefused
@@ -212,8 +213,8 @@ def guarded_backend(policy: AddressPolicy, resolver: Resolver = resolve_name) ->
             socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
         ) -> httpcore.AsyncNetworkStream:
             try:
-                addresses = await asyncio.wait_for(checked_addresses(host, port, policy, resolver), timeout)
-            except asyncio.TimeoutError:
+                addresses = await within(checked_addresses(host, port, policy, resolver), timeout)
+            except DeadlinePassed:
                 raise httpcore.ConnectTimeout(f"the name {host!r} was not resolved in time") from None
             except (OSError, UnicodeError) as error:
                 raise httpcore.ConnectError(f"the name {host!r} cannot be resolved: {error}") from error
