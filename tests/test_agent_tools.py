@@ -434,7 +434,8 @@ class TestApproval:
         told = said(fake.requests[1].body["messages"])
         assert told[0] == "Error: tool 'pay' was refused by ann: too much"
         assert told[1] == (
-            'Those who approved the call changed its arguments to {"value": 8, "name": "b"}. It answered:\n8'
+            # In the order of the tool's schema.
+            'Those who approved the call changed its arguments to {"name": "b", "value": 8}. It answered:\n8'
         )
         assert told[2] == "5"
         a, b, c = result.run.output["tool_calls"]
