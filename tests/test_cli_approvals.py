@@ -305,6 +305,33 @@ def test_a_suspension_is_answered_by_runs_resume(gates: Gates):
     refused(gates.call("runs", "resume", "run-1", "--no-run", "--json"), "usage")
 
 
+def test_a_run_whose_dagster_runs_are_missing_is_shown_and_refused_with_what_to_do(
+    gates: Gates, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    home = tmp_path / "home"
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setattr("agentmesh_dagster.store.publications.Publications.get", lambda *_: None)
+    wait = gates.open("first", kind=WaitKind.SUSPEND)
+    said = "the Dagster runs of run 'run-1' are not in this Dagster instance. Set DAGSTER_HOME"
+    what = "`agentmesh runs cancel run-1` ends it, and `agentmesh run workflow refunds` starts a new one"
+
+    shown = gates.call("runs", "show", "run-1").out
+
+    assert f"note: {said}" in shown
+    assert what in shown
+    # To look makes nothing.
+    assert not home.exists()
+    error = refused(gates.call("runs", "resume", "run-1", "--data", "1", "--json"), "dagster-run-missing")
+    assert said in error["message"]
+    assert what in error["message"]
+    assert gates.store.waits.get("default", wait.id).status.value == "open"
+    assert gates.call("runs", "cancel", "run-1").code == 0
+    shown = gates.call("runs", "show", "run-1").out
+    assert said in shown
+    assert "runs retry" not in shown
+    assert "runs cancel" not in shown
+
+
 def test_waiting_runs_are_listed_with_since_when(gates: Gates):
     gates.open()
     [run] = gates.call("runs", "list", "--status", "waiting", "--json").json

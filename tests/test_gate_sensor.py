@@ -16,9 +16,10 @@ from gate_project import GateProject, gate_project, launched
 from store_samples import take_lease
 
 from agentmesh_dagster import build_gate_sensors
-from agentmesh_dagster.errors import StoreError
+from agentmesh_dagster.errors import RunRefused, StoreError
 from agentmesh_dagster.orchestration import gate_sensor
 from agentmesh_dagster.orchestration.cancellation import cancel_run
+from agentmesh_dagster.orchestration.continuation import check_resumable, check_retryable, finalize_here
 from agentmesh_dagster.orchestration.gate_poll import Gatekeeper
 from agentmesh_dagster.orchestration.gate_sensor import GateSensor
 from agentmesh_dagster.orchestration.host import construct_launch
@@ -55,6 +56,35 @@ edges:
   - {{source: start, target: review}}
   - {{source: review, target: break, source_handle: approved}}
   - {{source: break, target: end}}
+"""
+
+TWO_GATES = """\
+kind: workflow
+slug: gated
+nodes:
+  - {{id: start, type: start}}
+  - {{id: one, type: human, config: {{title: One}}}}
+  - {{id: two, type: human, config: {{title: Two}}}}
+  - {{id: three, type: human, config: {{title: Three}}}}
+  - {{id: end, type: end}}
+edges:
+  - {{source: start, target: one}}
+  - {{source: one, target: two, source_handle: approved}}
+  - {{source: two, target: three, source_handle: approved}}
+  - {{source: three, target: end, source_handle: approved}}
+"""
+
+FINALLY = """\
+kind: workflow
+slug: gated
+nodes:
+  - {{id: start, type: start}}
+  - {{id: end, type: end}}
+edges:
+  - {{source: start, target: end}}
+finally:
+  nodes:
+    - {{id: clean, type: transform, config: {{output: done}}}}
 """
 
 BROKEN_AT_ONCE = """\
@@ -363,6 +393,61 @@ class TestHeldBack:
         assert "not in this Dagster instance" in tick.skipped
         assert len(project.tick(location).requests) == 1
 
+    def test_a_run_whose_dagster_runs_were_deleted_is_said_to_need_a_new_one(self, project: GateProject):
+        project.publish()
+        location = project.load()
+        run = project.waiting(location)
+        project.decide(run)
+        project.instance.delete_run(run.id)
+
+        tick = project.tick(location)
+
+        assert tick.requests == []
+        assert "Set DAGSTER_HOME to the one that ran it" in tick.skipped
+        assert f"`agentmesh runs cancel {run.id[:8]}` ends it" in tick.skipped
+        assert "`agentmesh run workflow gated` starts a new one" in tick.skipped
+        # They refuse it.
+        assert "runs resume" not in tick.skipped
+        with pytest.raises(RunRefused) as refused:
+            check_resumable(project.store, project.instance, run, project.clock)
+        assert refused.value.code == "dagster-run-missing"
+        assert refused.value.message in tick.skipped
+        # And that ends it.
+        assert cancel_run(project.store, project.instance, run, by="ann").run.status is RunStatus.CANCELED
+        assert project.tick(location).skipped == "nothing to continue"
+        with pytest.raises(RunRefused) as refused:
+            check_retryable(project.store, project.instance, project.store.runs.get(run.id), project.clock)
+        assert refused.value.code == "dagster-run-missing"
+        assert "runs cancel" not in refused.value.message
+
+    def test_a_run_whose_dagster_runs_were_deleted_is_finalized_by_the_command_that_is_named(
+        self, project: GateProject, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        project.publish(text=FINALLY)
+        location = project.load()
+        run = project.run(location)
+        assert run.status is RunStatus.SUCCEEDED
+        project.instance.delete_run(run.id)
+        assert f"`agentmesh runs resume {run.id[:8]}` finalizes it" in project.tick(location).skipped
+        monkeypatch.setenv("AGENTMESH_DATABASE_URL", sqlite_url)
+
+        assert finalize_here(project.agentmesh, tmp_path, run, instance=project.instance, by="ann")
+
+        assert project.store.runs.get(run.id).finalized == 1
+        assert project.tick(location).skipped == "nothing to continue"
+
+    def test_a_run_goes_on_from_those_of_its_dagster_runs_that_are_left(self, project: GateProject):
+        project.publish(text=TWO_GATES)
+        location = project.load()
+        run = project.waiting(location)
+        for deleted in (-1, 0, 0):
+            project.decide(run)
+            [request] = project.tick(location).requests
+            run = project.run_request(location, request)
+            if run.status is RunStatus.WAITING:
+                project.instance.delete_run(run.dagster_run_ids[deleted])
+        assert run.status is RunStatus.SUCCEEDED
+
     def test_a_run_goes_on_only_after_its_dagster_run_has_ended(self, project: GateProject):
         project.publish()
         location = project.load()
@@ -411,7 +496,10 @@ class TestHeldBack:
         lost, other = threaded.waiting(location), threaded.waiting(location)
         threaded.decide(lost)
         threaded.instance.delete_run(lost.id)
-        assert f"run {lost.id}: its first Dagster run is not in" in threaded.tick(location).skipped
+        assert (
+            f"run {lost.id}: the Dagster runs of run {lost.id!r} are not in"
+            in threaded.tick(location).skipped
+        )
         looked: list[int] = []
         look = Gatekeeper.look
         monkeypatch.setattr(Gatekeeper, "look", lambda *args: (looked.append(1), look(*args))[1])

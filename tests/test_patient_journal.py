@@ -26,6 +26,7 @@ from agentmesh_dagster.clock import SystemClock
 from agentmesh_dagster.constants import ENV_FAULT_LOG
 from agentmesh_dagster.errors import ReplayError, StoreError
 from agentmesh_dagster.faults import arm_from_environment
+from agentmesh_dagster.orchestration.reconcile import reconcile
 from agentmesh_dagster.records import Entry, Run, RunStatus, StepStatus
 from agentmesh_dagster.runtime.patient import PatientJournal
 from agentmesh_dagster.store import Store, engine, open_store
@@ -573,6 +574,40 @@ def test_a_sqlite_file_that_another_process_locks_for_a_while(
             result = project.execute("sample")
         assert result.success
         assert_succeeded_with_one_call_each(project, result.run_id, provider)
+
+
+def test_a_run_that_could_not_write_its_end_has_the_reason_as_its_error(
+    sqlite_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: FakeProvider,
+    journal_waits: threading.Event,
+):
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.05)
+    # The bound is half of the lease.
+    with open_project(tmp_path, sqlite_url, monkeypatch, lease_s=0.4, api_base=provider.base_url) as project:
+        project.publish(*documents())
+        file = make_url(sqlite_url).database
+        assert file is not None
+        other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+
+        def disturb() -> None:
+            other.execute("BEGIN IMMEDIATE")
+            provider.released.set()
+            assert_waited(journal_waits)
+
+        with while_first_is_asked(provider, disturb):
+            result = project.execute("sample")
+        assert not result.success
+        assert project.run_row(result.run_id).status is RunStatus.RUNNING
+        other.close()
+
+        (correction,) = reconcile(project.store, project.instance, "default")
+
+        assert correction.status is RunStatus.FAILED
+        error = project.run_row(result.run_id).error
+        assert (error["code"], error["category"]) == ("busy", "system")
+        assert "stayed locked by another process" in error["message"]
 
 
 def test_a_full_disk_is_waited_out_on_sqlite_too(sqlite_url: str):

@@ -6,9 +6,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.execution.plan.objects import StepFailureData, UserFailureData
+from dagster._utils.error import SerializableErrorInfo
 from store_samples import take_lease
 
 from agentmesh_dagster.clock import SystemClock
@@ -569,3 +572,68 @@ def test_a_run_whose_time_is_over_while_it_waits_is_failed_and_asks_nobody_any_m
         # A retry would be late too.
         assert run.retries_left == 0
         assert reconcile(store, instance, "default") == []
+
+
+OWN = {
+    "code": "disk-full",
+    "domain": "store",
+    "category": "system",
+    "message": "the database could not write",
+}
+
+
+@pytest.mark.parametrize(
+    ("raised", "class_name", "code", "said"),
+    [
+        (OWN, None, "disk-full", "the database could not write"),
+        (None, "ValueError", "dagster-run-failed", "Dagster run ended as FAILURE: no such thing; retry it"),
+        (None, "ChildProcessCrashException", "worker-lost", "no such thing"),
+        (None, None, "worker-lost", "no such thing"),
+    ],
+)
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED])
+def test_the_reason_that_dagster_knows_is_the_error_of_a_run_that_could_not_write_it(
+    store: Store,
+    instance: dg.DagsterInstance,
+    status: dg.DagsterRunStatus,
+    raised: dict[str, Any] | None,
+    class_name: str | None,
+    code: str,
+    said: str,
+):
+    run_id = start(store, instance, status, -AGO)
+    metadata = {"error": dg.MetadataValue.json(raised)}
+    failure = StepFailureData(
+        error=SerializableErrorInfo("no such thing\nand more\n", [], class_name),
+        user_failure_data=None if raised is None else UserFailureData("its words", metadata=metadata),
+    )
+    event = dg.DagsterEvent(
+        event_type_value=dg.DagsterEventType.STEP_FAILURE.value,
+        job_name="nothing",
+        step_key="write",
+        event_specific_data=failure,
+    )
+    instance.report_dagster_event(event, run_id)
+
+    (correction,) = reconcile(store, instance, "default")
+
+    assert correction.status is RunStatus.FAILED
+    error = store.runs.get(run_id).error
+    assert error["code"] == code
+    if status is dg.DagsterRunStatus.STARTED:
+        said = said.replace("Dagster run ended as FAILURE", "its worker died")
+    assert said in error["message"]
+    assert "and more" not in error["message"]
+
+
+def test_a_run_whose_dagster_run_was_deleted_says_so(store: Store, instance: dg.DagsterInstance):
+    run_id = start(store, instance, dg.DagsterRunStatus.STARTED, -AGO)
+    instance.delete_run(run_id)
+
+    reconcile(store, instance, "default")
+
+    error = store.runs.get(run_id).error
+    assert error["code"] == "dagster-run-missing"
+    assert "deleted, or DAGSTER_HOME names another" in error["message"]
+    # `agentmesh runs retry` would refuse.
+    assert "retry" not in error["message"]

@@ -172,12 +172,14 @@ def resume_here(cli: CliContext, run: Run, answer: Callable[[], None] | None, *,
     """
     os.environ.setdefault("AGENTMESH_CONSOLE_LOG_LEVEL", "CRITICAL")
     from agentmesh_dagster.orchestration import continuation
+    from agentmesh_dagster.orchestration.history import refuse_missing
     from agentmesh_dagster.orchestration.host import AgentMesh
     from agentmesh_dagster.orchestration.launch import claimed
 
     store = cli.store()
     publication = store.publications.get(run.publication)
     with open_dagster(cli) as instance:
+        refuse_missing(instance, run)
         if answer is None:
             run = continuation.check_resumable(store, instance, run)
         job = continuation.pinned_job(cli.root, publication)
@@ -234,6 +236,21 @@ def _ended(agentmesh: AgentMesh, cli: CliContext, result: LocalRun, instance: dg
     if ended.note:
         click.echo(f"note: {ended.note}", err=True)
     return ended
+
+
+def history_note(cli: CliContext, run: Run) -> str:
+    """What is said of a run that could go on if its Dagster runs were in the project's Dagster instance; else empty."""
+    from agentmesh_dagster.orchestration.history import is_history_missing, missing_history
+    from agentmesh_dagster.settings import dagster_home
+
+    if dagster_home(cli.root).is_dir():
+        try:
+            with open_dagster(cli) as instance:
+                if not is_history_missing(instance, run.dagster_run_ids):
+                    return ""
+        except AgentMeshError as error:
+            return error.message
+    return missing_history(run.id, kind=run.kind, slug=run.slug, is_final=run.status.is_final)
 
 
 def open_dagster(cli: CliContext) -> dg.DagsterInstance:

@@ -245,10 +245,10 @@ def _above(step: Step, shown: Shown) -> Iterator[str]:
         parent = by_key[parent].parent_key
 
 
-def print_run(shown: Shown) -> None:
+def print_run(shown: Shown, note: str = "") -> None:
     """A run with its steps and what it waits for, for people."""
     _print_steps(shown.steps)
-    _print_outcome(shown)
+    _print_outcome(shown, note)
 
 
 def _print_steps(steps: Sequence[Step]) -> None:
@@ -264,7 +264,7 @@ def _print_steps(steps: Sequence[Step]) -> None:
         )
 
 
-def _print_outcome(shown: Shown) -> None:
+def _print_outcome(shown: Shown, note: str = "") -> None:
     run, waits = shown.run, shown.waits
     duration = f" in {run.duration_ms / 1000:.2f} s" if run.duration_ms is not None else ""
     tokens = f"{run.input_tokens} tokens in, {run.output_tokens} out"
@@ -282,14 +282,16 @@ def _print_outcome(shown: Shown) -> None:
         click.echo(
             "the decision stands: start a new run, or give the node an edge from its handle 'rejected'"
         )
-    elif run.status in (RunStatus.FAILED, RunStatus.CANCELED):
+    elif run.status in (RunStatus.FAILED, RunStatus.CANCELED) and not note:
         click.echo(
             f"`agentmesh runs retry {run.id[:8]}` goes on where it stopped, without repeating what finished"
         )
     print_open_waits(waits)
     for child in shown.children:
         click.echo(f"started run {child.id} ({child.slug}), which is {child.status.value}")
-    if run.status is RunStatus.WAITING and not waits:
+    if note:
+        click.echo(f"note: {note}")
+    elif run.status is RunStatus.WAITING and not waits:
         click.echo(f"what it waited for has come: `agentmesh runs resume {run.id[:8]}`, or a daemon, goes on")
 
 

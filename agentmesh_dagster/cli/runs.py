@@ -22,7 +22,7 @@ from agentmesh_dagster.cli.context import (
     print_table,
     read_json_option,
 )
-from agentmesh_dagster.cli.run import open_dagster, report_result, retry_here
+from agentmesh_dagster.cli.run import history_note, open_dagster, report_result, retry_here
 from agentmesh_dagster.cli.run_view import (
     Details,
     in_order,
@@ -211,7 +211,13 @@ def show(cli: CliContext, run_id: str, as_json: bool) -> None:
         }
     )
     click.echo()
-    print_run(shown)
+    print_run(shown, history_note(cli, run) if _needs_history(run) else "")
+
+
+def _needs_history(run: Run) -> bool:
+    """Whether a command could go on with a run, which takes the Dagster runs that worked on it."""
+    is_unfinished = run.status in (RunStatus.WAITING, RunStatus.FAILED, RunStatus.CANCELED)
+    return is_unfinished and bool(run.dagster_run_ids)
 
 
 @runs.command(epilog=example("agentmesh runs trace 3f2a9c51"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
@@ -16,11 +16,13 @@ from agentmesh_dagster.clock import Clock, SystemClock
 from agentmesh_dagster.constants import FINALIZE_JOB, METADATA_PUBLICATION
 from agentmesh_dagster.errors import DefinitionError, RunRefused
 from agentmesh_dagster.faults import fault_point
+from agentmesh_dagster.orchestration.history import refuse_missing
 from agentmesh_dagster.orchestration.host import AgentMesh
 from agentmesh_dagster.orchestration.local_run import LocalRun, code_location_file, reconstructable_job
 from agentmesh_dagster.orchestration.location_internals import hand_over, reconstructable_from_file
-from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over, reconcile_run
+from agentmesh_dagster.orchestration.reconcile import UNFINISHED, is_dagster_run_over, reconcile_run
 from agentmesh_dagster.orchestration.retries import settle_retries
+from agentmesh_dagster.orchestration.run_failure import first_failure
 from agentmesh_dagster.orchestration.run_tags import (
     RESUME_RETRY_TAG,
     continuation_tags,
@@ -118,6 +120,7 @@ def check_retryable(store: Store, instance: dg.DagsterInstance, run: Run, clock:
             f"run {run.id!r} is {run.status.value}: only failed and canceled runs are retried",
             code="run-not-failed",
         )
+    refuse_missing(instance, run)
     _check_over(store, instance, run, clock)
     return run
 
@@ -144,6 +147,7 @@ def check_resumable(store: Store, instance: dg.DagsterInstance, run: Run, clock:
             f"`agentmesh runs show {run.id[:8]}` shows what that is",
             code="nothing-to-resume",
         )
+    refuse_missing(instance, run)
     _check_over(store, instance, run, clock or SystemClock())
     return run
 
@@ -152,12 +156,6 @@ def _check_over(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clo
     if not run.dagster_run_ids:
         return
     last = run.dagster_run_ids[-1]
-    if instance.get_run_by_id(last) is None:
-        raise RunRefused(
-            f"the Dagster run {last!r} of run {run.id!r} is not in this Dagster instance; "
-            "set DAGSTER_HOME to the one that ran it",
-            code="dagster-run-missing",
-        )
     if not is_dagster_run_over(store, instance, run, clock):
         raise RunRefused(
             f"run {run.id!r} is {run.status.value}, and other steps of its Dagster run {last} are still at "
@@ -279,7 +277,7 @@ def finalize_here(
         tags = continuation_tags(first, last, claim=claim)
     result = dg.execute_job(job, instance=instance, tags={**tags, "user": by}, raise_on_error=False)
     if result.run_id not in store.runs.get(run.id).dagster_run_ids:
-        reason = first_failure(instance, result.run_id) or "its Dagster run ended early"
+        reason = _why_not(instance, result.run_id)
         raise RunRefused(
             f"run {run.id!r} could not be finalized: {reason}",
             code="not-continued",
@@ -297,11 +295,6 @@ def _execute_here(
     claim: Claim | None,
 ) -> LocalRun:
     parent = last_working(instance, run.dagster_run_ids)
-    if parent is None and any(instance.get_run_by_id(each) is None for each in run.dagster_run_ids):
-        raise RunRefused(
-            f"the Dagster runs of run {run.id!r} were deleted from this Dagster instance",
-            code="dagster-run-missing",
-        )
     # All steps, not those that Dagster holds for failed: a killed worker's steps have no end, and what finished costs
     # nothing to replay.
     fault_point("launch.before")
@@ -327,8 +320,8 @@ def _execute_here(
         reconcile_run(store, instance, stands, store.runs.lease(stands.id), SystemClock())
         stands = store.runs.get(run.id)
     error: dict[str, Json] = stands.error or {}
-    if result.run_id not in stands.dagster_run_ids or error.get("code") == "worker-lost":
-        reason = first_failure(instance, result.run_id) or "its Dagster run ended early"
+    if result.run_id not in stands.dagster_run_ids or error.get("code") in UNFINISHED:
+        reason = _why_not(instance, result.run_id)
         raise RunRefused(
             f"run {run.id!r} could not go on: {reason}",
             code="not-continued",
@@ -342,17 +335,6 @@ def _execute_here(
     )
 
 
-def first_failure(instance: dg.DagsterInstance, dagster_run_id: str) -> str | None:
-    """Why a Dagster run failed, in its first line; None where its log does not say."""
-    kinds = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
-    for entry in instance.all_logs(dagster_run_id, of_type=kinds):
-        # Two events with two shapes: a step's failure may carry the words that it was raised with.
-        data: Any = entry.dagster_event.event_specific_data if entry.dagster_event else None
-        raised: Any = getattr(data, "user_failure_data", None)
-        error: Any = getattr(data, "error", None)
-        while error is not None and error.cause is not None:
-            error = error.cause
-        text = (raised.description if raised else None) or (error.message if error else None)
-        if text:
-            return str(text).strip().splitlines()[0]
-    return None
+def _why_not(instance: dg.DagsterInstance, dagster_run_id: str) -> str:
+    failure = first_failure(instance, dagster_run_id)
+    return "its Dagster run ended early" if failure is None else failure.text

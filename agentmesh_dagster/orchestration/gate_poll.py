@@ -13,6 +13,7 @@ import dagster as dg
 
 from agentmesh_dagster.clock import Clock
 from agentmesh_dagster.constants import FINALIZE_JOB, TAG_CLAIM
+from agentmesh_dagster.orchestration.history import is_history_missing, missing_history
 from agentmesh_dagster.orchestration.reconcile import is_dagster_run_over
 from agentmesh_dagster.orchestration.retries import may_retry_by_itself
 from agentmesh_dagster.orchestration.run_tags import (
@@ -126,13 +127,10 @@ class Gatekeeper:
             look.held_back[ready.run_id] = f"the job {name} is not loaded yet: reload the code location"
             return
         first = None if ready.run_id in self.foreign else self._dagster_run(ready, 0)
-        if first is None and (ready.dagster_run_ids or not self._is_started_here(ready)):
+        reason = self._foreign(ready) if first is None else None
+        if reason is not None:
             self.foreign.add(ready.run_id)
-            whose = "its first Dagster run" if ready.dagster_run_ids else "the run that started it"
-            look.held_back[ready.run_id] = (
-                f"{whose} is not in this Dagster instance (DAGSTER_HOME), or was deleted: "
-                "`agentmesh runs resume` goes on with it where it is"
-            )
+            look.held_back[ready.run_id] = reason
             return
         last = first if len(ready.dagster_run_ids) < 2 else self._dagster_run(ready, -1)
         if last is not None and not last.is_finished:
@@ -151,6 +149,7 @@ class Gatekeeper:
             self.store.runs.give_up_retries(ready.run_id)
             return
         # Whatever can fail is read before the claim is made.
+        first = first or last
         if first is None or last is None:
             launch = partial(_first_request, self.store.runs.get(ready.run_id))
         else:
@@ -168,6 +167,27 @@ class Gatekeeper:
         look.requests.append(launch(job, claim))
         for dagster_run in lost:
             self._end(dagster_run)
+
+    def _foreign(self, ready: ReadyRun) -> str | None:
+        """What is said of a run that is not of this Dagster instance, or whose Dagster runs were deleted; None: it is.
+
+        Each advice is a command that does it.
+        """
+        if not ready.dagster_run_ids:
+            if self._is_started_here(ready):
+                return None
+            return (
+                "the run that started it is not in this Dagster instance (DAGSTER_HOME), or was deleted: "
+                f"`agentmesh runs resume {ready.run_id[:8]}` begins it"
+            )
+        if ready.run_id not in self.foreign and not is_history_missing(self.instance, ready.dagster_run_ids):
+            return None
+        if ready.reason == "finalize":
+            return (
+                "its Dagster runs are not in this Dagster instance (DAGSTER_HOME), or were deleted: "
+                f"`agentmesh runs resume {ready.run_id[:8]}` finalizes it"
+            )
+        return missing_history(ready.run_id, slug=ready.slug, is_final=ready.reason == "retry")
 
     def _dagster_run(self, ready: ReadyRun, number: int) -> dg.DagsterRun | None:
         ids = ready.dagster_run_ids

@@ -11,8 +11,9 @@ import dagster as dg
 
 from agentmesh_dagster.errors import AgentMeshError, DefinitionError, RunRefused
 from agentmesh_dagster.orchestration.cancellation import cancel_children
-from agentmesh_dagster.orchestration.continuation import finalize_here, first_failure
+from agentmesh_dagster.orchestration.continuation import finalize_here
 from agentmesh_dagster.orchestration.local_run import LocalRun, NeverStarted
+from agentmesh_dagster.orchestration.run_failure import first_failure
 from agentmesh_dagster.orchestration.webserver import WebserverError, query
 from agentmesh_dagster.records import Claim, Json, Publication, Run, RunStatus
 
@@ -161,9 +162,8 @@ def with_end(
     """
     run = result.run
     if run is None:
-        reason = (
-            first_failure(instance, result.dagster_run_id) or "see its log in the Dagster UI (agentmesh dev)"
-        )
+        failure = first_failure(instance, result.dagster_run_id)
+        reason = "see its log in the Dagster UI (agentmesh dev)" if failure is None else failure.text
         raise NeverStarted(
             f"the Dagster run {result.dagster_run_id} ended as {result.dagster_status} before its first step: {reason}",
             context={"dagster_run_id": result.dagster_run_id},

@@ -9,7 +9,7 @@ run whose time is over while it waits has nobody at work who could say so.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,12 +22,14 @@ from agentmesh_dagster.compiler.levels import op_names
 from agentmesh_dagster.compiler.snapshot import construct_pinned
 from agentmesh_dagster.constants import TAG_CLAIM, TAG_PROJECT, TAG_PUBLICATION, TAG_RUN_ID, TAG_STATUS
 from agentmesh_dagster.errors import NodeError, NotFound, RunRefused, TimeOver
+from agentmesh_dagster.orchestration.history import missing_error
 from agentmesh_dagster.orchestration.host import construct_launch
 from agentmesh_dagster.orchestration.launcher import WarmRunLauncher
 from agentmesh_dagster.orchestration.retries import settle_retries
+from agentmesh_dagster.orchestration.run_failure import first_failure
 from agentmesh_dagster.orchestration.run_tags import is_finalizing
 from agentmesh_dagster.orchestration.worker_identity import is_worker_dead
-from agentmesh_dagster.records import Event, Lease, Run, RunStatus
+from agentmesh_dagster.records import Event, Json, Lease, Run, RunStatus
 from agentmesh_dagster.runtime.loop import run_on_loop
 from agentmesh_dagster.runtime.registry import node_types
 from agentmesh_dagster.specs.names import job_name, pinned_job_name
@@ -35,6 +37,8 @@ from agentmesh_dagster.specs.names import job_name, pinned_job_name
 if TYPE_CHECKING:
     from agentmesh_dagster.store import Store
 
+UNFINISHED: Final = ("worker-lost", "dagster-run-failed")
+"""Codes of errors of runs that ended outside of AgentMesh's own steps."""
 _ENDS = {
     dg.DagsterRunStatus.SUCCESS: RunStatus.SUCCEEDED,
     dg.DagsterRunStatus.FAILURE: RunStatus.FAILED,
@@ -100,7 +104,7 @@ def fail_overdue(
             code="run-timeout",
         )
         reason = "its time was over while it waited"
-        correction = _correct(store, run, RunStatus.FAILED, reason, clock, instance, error)
+        correction = _correct(store, run, RunStatus.FAILED, reason, clock, instance, error.to_json())
         if correction is not None:
             yield correction
 
@@ -244,7 +248,8 @@ def reconcile_run(
         # Another Dagster instance's run, or one that was deleted: only the journal can tell.
         if not _is_silent(store, run, lease, now):
             return None
-        return _correct(store, run, RunStatus.FAILED, "its Dagster run is gone", clock)
+        error = missing_error().to_json()
+        return _correct(store, run, RunStatus.FAILED, "its Dagster run is gone", clock, error=error)
     if dagster_run.status in _ENDS:
         return _take_over_end(store, instance, run, dagster_run, lease, clock)
     if dagster_run.status in _AT_WORK and lease is not None and not lease.is_live:
@@ -267,7 +272,8 @@ def _take_over_end(
             return None
         status = RunStatus.FAILED
     reason = f"Dagster run ended as {dagster_run.status.value}"
-    correction = _correct(store, run, status, reason, clock, instance)
+    error = None if status is RunStatus.CANCELED else _lost_error(instance, dagster_run.run_id, reason)
+    correction = _correct(store, run, status, reason, clock, instance, error)
     if lease is not None and lease.dagster_run_id == dagster_run.run_id:
         # Its worker has ended with it: a retry need not wait until the lease has run out.
         store.runs.release_lease(lease)
@@ -285,8 +291,9 @@ def _end_lost_worker(store: Store, instance: dg.DagsterInstance, run: Run, clock
             return _correct(
                 store, run, RunStatus.CANCELED, "its worker died while it was canceled", clock, instance
             )
+        error = _lost_error(instance, dagster_run.run_id, "its worker died")
         instance.report_run_failed(dagster_run, _LOST)
-        return _correct(store, run, RunStatus.FAILED, "its worker died", clock, instance)
+        return _correct(store, run, RunStatus.FAILED, "its worker died", clock, instance, error)
 
 
 def is_dagster_run_over(store: Store, instance: dg.DagsterInstance, run: Run, clock: Clock) -> bool:
@@ -437,6 +444,23 @@ def find_run(store: Store, dagster_run_id: str) -> Run | None:
         return None
 
 
+def _lost_error(instance: dg.DagsterInstance, dagster_run_id: str, reason: str) -> Mapping[str, Json]:
+    """The error of a run whose worker could not write it: what Dagster's log says, else that the worker is lost."""
+    failure = first_failure(instance, dagster_run_id)
+    if failure is None:
+        return _unfinished(reason, "worker-lost")
+    if failure.error is not None:
+        return failure.error
+    return _unfinished(
+        f"{reason}: {failure.text}", "worker-lost" if failure.is_worker_lost else "dagster-run-failed"
+    )
+
+
+def _unfinished(reason: str, code: str) -> Mapping[str, Json]:
+    message = f"the run did not finish: {reason}; retry it to go on where it stopped"
+    return NodeError(message, code=code).to_json()
+
+
 def _correct(
     store: Store,
     run: Run,
@@ -444,13 +468,11 @@ def _correct(
     reason: str,
     clock: Clock,
     instance: dg.DagsterInstance | None = None,
-    error: NodeError | None = None,
+    error: Mapping[str, Json] | None = None,
 ) -> Correction | None:
     now = clock.now()
     if status is RunStatus.FAILED and error is None:
-        error = NodeError(
-            f"the run did not finish: {reason}; retry it to go on where it stopped", code="worker-lost"
-        )
+        error = _unfinished(reason, "worker-lost")
     event = Event(
         id=clock.new_id(),
         at=now,
@@ -465,7 +487,7 @@ def _correct(
         (run.status,) if run.status is RunStatus.WAITING else (RunStatus.PENDING, RunStatus.RUNNING),
         status,
         at=now,
-        error=error.to_json() if error else None,
+        error=None if error is None else dict(error),
         events=[event],
     )
     if not moved:
