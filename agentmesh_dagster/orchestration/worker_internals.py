@@ -27,6 +27,7 @@ from dagster._utils.interrupts import capture_interrupts
 
 from agentmesh_dagster.errors import RunRefused
 from agentmesh_dagster.orchestration.run_holder import HoldingExecutor, RunHolder
+from agentmesh_dagster.orchestration.run_tags import stated_holder
 from agentmesh_dagster.orchestration.worker_identity import WorkerIdentity
 
 __all__ = ["CANCEL_POLL_S", "LIBRARIES", "execute_run", "report_dead_worker"]
@@ -289,6 +290,9 @@ def _told_as_written(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     Returns:
         False where it had not, or where that cannot be seen because its code cannot be loaded.
     """
+    if stated_holder(run.run_id, run.tags) is None:
+        # No process has begun it. Its code may be what kills whoever loads it, and would kill this process too.
+        return False
     from agentmesh_dagster.orchestration.host import HostedRun
     from agentmesh_dagster.orchestration.reconcile import tell_end_of_dead_worker
 
