@@ -571,8 +571,10 @@ def test_eight_mistakes_in_one_file_are_all_named() -> None:
     ("document", "words"),
     [
         (changed(W, "nodes.1.timout_s", 1), ["'timout_s'", "'timeout_s'"]),
-        (changed(W, "nodes.3.type", "transfrom"), ["'transfrom'", "'branch'", "'transform'"]),
-        (changed(T, "type", "htp"), ["'builtin'", "'function'", "'http'"]),
+        (changed(W, "nodes.3.type", "transfrom"), ["'transfrom'", "Did you mean 'transform'"]),
+        (changed(W, "nodes.3.type", "qqq"), ["'qqq'", "'branch'", "'transform'"]),
+        (changed(T, "type", "htp"), ["'htp'", "Did you mean 'http'"]),
+        (changed(T, "type", "qqq"), ["'builtin'", "'function'", "'http'"]),
         (changed(W, "edges.1.target", "sise"), ["'sise'", "'size'"]),
         (changed(W, "edges.2.source_handle", "larg"), ["'larg'", "'large'"]),
         (changed(W, "nodes.3.config.output.a", "{{ steps.aks.output }}"), ["steps.aks", "'ask'"]),
