@@ -63,7 +63,7 @@ class AgentMeshError(Exception):
 
     @property
     def answer_lost(self) -> bool:
-        """Whether a call went out and its answer did not come: it may have taken effect."""
+        """Whether a call went out and no answer came that can be used: it may have taken effect."""
         return False
 
     def to_json(self) -> dict[str, Any]:

@@ -154,6 +154,53 @@ class TestToolNodes:
         assert project.retry("sample", first.run_id).success
         assert project.run_row(first.run_id).output == PAID
 
+    @pytest.mark.parametrize(
+        ("path", "more", "code"),
+        [
+            ("/json?value={}", {"output_schema": {"type": "object", "required": ["receipt"]}}, "tool-output"),
+            ("/broken-json", {}, "tool-response"),
+            ("/big/2000", {"config": {"max_bytes": 1000}}, "tool-too-large"),
+            ("/redirect/303?to=/status/500", {}, "tool-status"),
+            ("/redirect/303?to=http://192.0.2.1/", {}, "http-address"),
+            ("/redirect/303?to=ftp://shop.example/", {}, "tool-url"),
+        ],
+    )
+    def test_an_answer_that_cannot_be_used_is_no_reason_to_call_again(self, project, shop, path, more, code):
+        project.publish(pay(shop.url + path, **more), chain({**CALL, "on_unknown": "fail"}))
+        result = project.execute("sample")
+        for _ in range(2):
+            run_row = project.run_row(result.run_id)
+            assert run_row.error["code"] == "step-unknown"
+            step = project.steps(run_row.id)["call/tool/1"]
+            assert (step.status, step.error["code"]) == (StepStatus.UNKNOWN, code)
+            assert [seen.method for seen in shop.calls].count("POST") == 1
+            result = project.retry("sample", run_row.dagster_run_ids[-1])
+
+    def test_a_person_sees_what_came_and_says_what_it_should_have_been(self, database_url, shop):
+        shop.script({"json": {"recipt": "R-1"}})
+        schema = {"type": "object", "properties": {"receipt": {"type": "string"}}, "required": ["receipt"]}
+        tool = pay(shop.url + "/script", output_schema=schema)
+        result = run(tool, chain(CALL), answers=says("happened", PAID), database_url=database_url)
+        assert (result.run.status, result.run.output) == (RunStatus.SUCCEEDED, PAID)
+        (wait,) = result.waits
+        assert "got no answer that can be used" in wait.body
+        assert '{"recipt": "R-1"}' in wait.body
+        assert len(shop.calls) == 1
+
+    def test_a_function_whose_result_does_not_fit(self):
+        tool = {**function("pay", "note"), "side_effects": True, "output_schema": {"type": "string"}}
+        call = {**CALL, "config": {"tool": "pay", "input": {"name": "paid", "value": 5}}}
+        result = run(tool, chain(call), answers=says("happened", "R-1"))
+        assert (result.run.status, result.run.output) == (RunStatus.SUCCEEDED, "R-1")
+        assert notes() == ["paid"]
+
+    def test_a_redirect_that_is_not_followed_took_nothing(self, shop):
+        with FakeHttp() as other:
+            result = run(pay(f"{shop.url}/redirect/307?to={other.url}/echo"), chain(CALL))
+            assert other.calls == []
+        assert (result.run.status, result.run.error["code"]) == (RunStatus.FAILED, "tool-redirect")
+        assert result.steps["call/tool/1"].status is StepStatus.FAILED
+
     def test_an_idempotent_tool_fails_as_before(self, shop):
         result = run(pay(shop.url + "/cut", idempotent=True), chain(CALL))
         assert (result.run.status, result.run.error["code"]) == (RunStatus.FAILED, "tool-read")
@@ -214,6 +261,14 @@ class TestAgents:
         assert [wait.kind for wait in result.waits] == [WaitKind.UNKNOWN]
         (told,) = result.run.output["tool_calls"]
         assert told["output"] == PAID
+
+    def test_the_model_is_not_told_of_an_answer_that_cannot_be_used(self, shop):
+        asked = {"tool_calls": [{"tool": "pay", "arguments": {"order": "A1"}}]}
+        clerk = scripted(asked, {"text": "Done."}, tools=["pay"])
+        result = run(pay(shop.url + "/broken-json"), clerk, asking(), answers=says("happened", PAID))
+        assert result.succeeded, result.run.error
+        assert len(shop.calls) == 1
+        assert [told["output"] for told in result.run.output["tool_calls"]] == [PAID]
 
     def test_the_model_hears_of_it_where_the_node_lets_it_be_repeated(self, shop):
         shop.script({"cut": True}, {"json": PAID})

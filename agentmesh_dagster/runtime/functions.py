@@ -326,7 +326,9 @@ def to_json(value: object, source: str) -> Json:
             return converted
         problem = f"{place} is not a finite number"
     raise FunctionFailed(
-        f"{source} returned {_kind(value)} that cannot be written as JSON: {problem}", code="tool-output"
+        f"{source} returned {_kind(value)} that cannot be written as JSON: {problem}",
+        code="tool-output",
+        answer_lost=True,
     )
 
 

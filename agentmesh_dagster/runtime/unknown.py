@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _CODE: Final = "step-unknown"
+_UNANSWERED: Final = ("tool-timeout", "tool-read", "tool-connect")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def _what_happened(known: Step) -> str:
     error = as_object(known.error) or {}
     if error.get("code") in (None, _CODE):
         return "was cut off while it ran"
-    return f"got no answer ({error['message']})"
+    what = "got no answer" if error["code"] in _UNANSWERED else "got no answer that can be used"
+    return f"{what} ({error['message']})"
 
 
 def _decision(wait: Wait) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,6 +26,7 @@ __all__ = ["TOOL_TYPES", "ToolContext", "ToolType", "call_tool", "prepare_input"
 TOOL_TYPES: Final[Mapping[str, ToolType]] = MappingProxyType(
     {"http": HttpTool(), "function": FunctionTool(), "builtin": BuiltinTool()}
 )
+_OUTPUT_SHOWN: Final = 500
 ANY_OBJECT: Final[Mapping[str, Any]] = MappingProxyType({"type": "object"})
 
 
@@ -146,10 +148,18 @@ async def _call(tool: ToolSpec, value: Json, context: ToolContext, types: Mappin
     if output_schema is not None:
         problems = _problems(output_schema, output, "output")
         if problems:
+            # What it was called for may be done; a person who is asked sees what it gave.
             raise ToolFailure(
-                f"tool {tool.slug!r} gave output that does not fit its schema\n{problems}", code="tool-output"
+                f"tool {tool.slug!r} gave output that does not fit its schema\n{problems}\nIt gave: {_shown(output)}",
+                code="tool-output",
+                answer_lost=True,
             )
     return output
+
+
+def _shown(output: Json) -> str:
+    text = json.dumps(output, ensure_ascii=False)
+    return text if len(text) <= _OUTPUT_SHOWN else f"{text[:_OUTPUT_SHOWN]}..."
 
 
 _TIMED_OUT: Final = object()

@@ -18,7 +18,7 @@ class ToolFailure(ToolError):
         code: `tool-timeout`, `tool-connect`, `tool-read`, `tool-status`, `tool-response`, `tool-output`,
             `function-failed`, ...
         retryable: Whether the same call may succeed later and may be made again.
-        answer_lost: Whether the call went out and its answer did not come: it may have taken effect.
+        answer_lost: Whether the call went out and no answer came that can be used: it may have taken effect.
         context: Further JSON-able facts, such as `status`.
     """
 

@@ -6,7 +6,8 @@ PUT and DELETE unless the tool says `idempotent: false`, POST and PATCH where th
 (`ToolSpec.may_repeat`). All tries carry the same `Idempotency-Key`, and share one `timeout_s`.
 
 A failure after a request went out to which no answer came says so (`answer_lost`), also where a later try failed
-otherwise.
+otherwise. So does one after a 2xx, or after a redirect to the result (303), where that cannot be read: the request
+was taken.
 """
 
 from __future__ import annotations
@@ -112,13 +113,19 @@ class _Attempts:
             was_unanswered = self._outgoing.is_unanswered
             try:
                 response = await self._follow()
-                self._outgoing.is_unanswered = was_unanswered
                 if 200 <= response.status < 300:
-                    return self._result(response)
+                    result = self._result(response)
+                    self._outgoing.is_unanswered = was_unanswered
+                    return result
                 wait_s = _retry_after_s(response, self._context.clock)
                 failure = self._status_failure(response, wait_s)
             except ToolFailure as error:
                 failure, wait_s = error, None
+            except ToolRefused as error:
+                if not self._outgoing.is_unanswered:
+                    raise
+                # Not what was asked for is refused, but what it was redirected to.
+                failure, wait_s = self._unusable(error), None
             if not failure.retryable or not tries_left:
                 raise failure
             if wait_s is None:
@@ -135,20 +142,26 @@ class _Attempts:
             response = await self._send(request)
             location = response.headers.get("location")
             if response.status not in _REDIRECTS or location is None:
+                if not 200 <= response.status < 300:
+                    self._outgoing.is_unanswered = was_unanswered
                 return response
-            target = _redirected(request, response.status, location)
             # A redirect that asks for a GET stands for the answer: the request itself was taken.
-            self._outgoing.is_unanswered = was_unanswered or target.method != request.method
-            was_unanswered, request = self._outgoing.is_unanswered, target
+            was_unanswered = was_unanswered or (
+                request.method != "GET" and _becomes_get(request, response.status)
+            )
+            self._outgoing.is_unanswered = was_unanswered
+            request = _redirected(request, response.status, location)
         raise ToolFailure(
             f"{self._shown(self._request)} was redirected more than {MAX_REDIRECTS} times",
             code="tool-response",
+            answer_lost=self._outgoing.is_unanswered,
         )
 
     async def _send(self, request: HttpRequest) -> HttpResponse:
         import httpcore
 
         shown = self._shown(request)
+        failure: ToolFailure
         try:
             return await self._context.http.send(
                 request.method,
@@ -158,6 +171,8 @@ class _Attempts:
                 max_bytes=self._config.max_bytes,
                 on_sending=self._sending,
             )
+        except ToolFailure as error:
+            failure = self._unusable(error)
         except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
             failure = ToolFailure(
                 f"{shown}: no connection: {_reason(error)}",
@@ -176,6 +191,14 @@ class _Attempts:
 
     def _sending(self) -> None:
         self._outgoing.is_unanswered = True
+
+    def _unusable(self, error: ToolFailure | ToolRefused) -> ToolFailure:
+        return ToolFailure(
+            error.message,
+            code=error.code,
+            answer_lost=self._outgoing.is_unanswered,
+            context=error.context,
+        )
 
     def _status_failure(self, response: HttpResponse, retry_after_s: float | None) -> ToolFailure:
         body = _text(response)[:_BODY_SHOWN].strip()
@@ -199,6 +222,7 @@ class _Attempts:
                 f"{self._shown(self._request)} answered with more than {self._config.max_bytes} bytes:"
                 " ask for less, or raise the tool's 'max_bytes'",
                 code="tool-too-large",
+                answer_lost=True,
             )
         media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         is_json = media_type.endswith(("/json", "+json"))
@@ -219,6 +243,7 @@ class _Attempts:
             f"{self._shown(self._request)} answered with what is not JSON ({problem}):"
             f" {_text(response)[:_BODY_SHOWN]}",
             code="tool-response",
+            answer_lost=True,
         )
 
     @staticmethod
@@ -237,7 +262,7 @@ def _redirected(request: HttpRequest, status: int, location: str) -> HttpRequest
         target = ""
     url = parse_url(target, "the redirect's target")
     method, headers, body = request.method, request.headers, request.body
-    if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
+    if _becomes_get(request, status):
         method, body = "GET", None
         headers = tuple(h for h in headers if h[0].lower() not in ("content-type", "idempotency-key"))
     if not _is_same_origin(request.url, url):
@@ -249,6 +274,11 @@ def _redirected(request: HttpRequest, status: int, location: str) -> HttpRequest
             )
         headers = tuple(h for h in headers if h[0].lower() in _HARMLESS_HEADERS)
     return replace(request, method=method, url=url, headers=headers, body=body)
+
+
+def _becomes_get(request: HttpRequest, status: int) -> bool:
+    """Whether a redirect asks for a GET in place of the request."""
+    return (status == 303 and request.method != "HEAD") or (status in (301, 302) and request.method == "POST")
 
 
 def _is_same_origin(one: Any, other: Any) -> bool:
