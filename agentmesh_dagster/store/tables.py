@@ -131,8 +131,9 @@ runs = Table(
 )
 Index("ix_runs_project_kind_slug_created_at", runs.c.project, runs.c.kind, runs.c.slug, runs.c.created_at)
 Index("ix_runs_project_created_at", runs.c.project, runs.c.created_at)
-Index("ix_runs_project_source_created_at", runs.c.project, runs.c.source, runs.c.created_at)
-Index("ix_runs_project_triggered_by_created_at", runs.c.project, runs.c.triggered_by, runs.c.created_at)
+# The project comes second: SQLite, which keeps no counts, would take these for polls that ask for a project alone.
+Index("ix_runs_source_project_created_at", runs.c.source, runs.c.project, runs.c.created_at)
+Index("ix_runs_triggered_by_project_created_at", runs.c.triggered_by, runs.c.project, runs.c.created_at)
 Index("ix_runs_status_created_at", runs.c.status, runs.c.created_at)
 Index("ix_runs_parent_run_id", runs.c.parent_run_id)
 Index(

@@ -13,5 +13,5 @@ depends_on = None
 def upgrade() -> None:
     for column in ("source", "triggered_by"):
         op.create_index(
-            f"ix_runs_project_{column}_created_at", "runs", ["project", column, "created_at"], unique=False
+            f"ix_runs_{column}_project_created_at", "runs", [column, "project", "created_at"], unique=False
         )
