@@ -47,6 +47,9 @@ pytest_plugins = ["store_fixtures"]
 def pytest_sessionfinish(exitstatus: int) -> None:
     # What failed tests have left is there to look at.
     if _folder is not None and exitstatus == 0:
+        if util := sys.modules.get("multiprocessing.util"):
+            # Otherwise it would miss its own folder in this one when Python ends.
+            util._run_finalizers()
         shutil.rmtree(_folder, ignore_errors=True)
 
 
