@@ -137,8 +137,8 @@ def test_a_gate_waits_is_decided_and_goes_on_here(folder: Path):
     run_id = ran["run_id"]
     [approval] = ran["approvals"]
     assert set(approval) == {
-        "id", "kind", "step_key", "label", "title", "data", "options", "form_schema", "prefill", "assignees", "delegations",
-        "deadline_at", "how_to_decide",
+        "id", "kind", "step_key", "label", "title", "data", "options", "form_schema", "prefill", "assignees",
+        "delegations", "deadline_at", "how_to_decide",
     }  # fmt: skip
     assert (approval["kind"], approval["step_key"], approval["title"]) == ("human", "review", "Pay 20?")
     assert ran["suspended"] == []
