@@ -51,7 +51,7 @@ def publish(cli: CliContext, kind: str, slug: str, version: int | None, message:
             click.echo(f"{kind} {slug} version {number} is live already; nothing was changed")
         if note := _NOTES.get(kind):
             click.echo(note)
-    reloaded = reload_jobs(cli.root, [kind] if published.is_new else [], quiet=as_json)
+    reloaded = reload_jobs(cli.root, [kind], quiet=as_json, is_changed=published.is_new)
     if as_json:
         warnings = [problem.to_json() for problem in published.warnings]
         facts = {**publication_json(published.publication), "is_new": published.is_new}

@@ -16,7 +16,7 @@ _JOB_KINDS = ("workflow",)
 """What changes the jobs of the code location when it is published; agents and tools are part of those."""
 
 
-def reload_jobs(root: Path, kinds: Iterable[str], *, quiet: bool) -> bool | None:
+def reload_jobs(root: Path, kinds: Iterable[str], *, quiet: bool, is_changed: bool = True) -> bool | None:
     """Has the webserver of AGENTMESH_DAGSTER_URL load the code location anew.
 
     What was published stays so when that fails: it is said on stderr, with what to do.
@@ -25,6 +25,7 @@ def reload_jobs(root: Path, kinds: Iterable[str], *, quiet: bool) -> bool | None
         root: The project's folder.
         kinds: What was changed; agents and tools alone change no job.
         quiet: Says nothing where all went well, for `--json`.
+        is_changed: Whether something was changed just now. The webserver may be behind all the same, and is told.
 
     Returns:
         Whether it was reloaded; None where no webserver is known, or no job changed.
@@ -33,7 +34,7 @@ def reload_jobs(root: Path, kinds: Iterable[str], *, quiet: bool) -> bool | None
         return None
     url = os.environ.get(ENV_DAGSTER_URL)
     if not url:
-        if not quiet:
+        if not quiet and is_changed:
             click.echo(
                 f"to see it in Dagster: reload the code location in the Dagster UI, or set {ENV_DAGSTER_URL} "
                 "and this is done for you"
