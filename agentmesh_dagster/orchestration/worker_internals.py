@@ -297,8 +297,15 @@ def _told_as_written(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     from agentmesh_dagster.orchestration.reconcile import tell_end_of_dead_worker
 
     holder: RunHolder | None = None
-    with contextlib.suppress(Exception):
+    try:
         holder = _load(instance, run)
+    except Exception as error:  # noqa: BLE001 - a person's own code may raise anything; the death is reported all the same
+        # Only the type: the text may hold what the code read from its environment.
+        instance.report_engine_event(
+            f"The code of this run cannot be loaded ({type(error).__name__}): its death is reported without a look at "
+            "what AgentMesh has written of its end.",
+            run,
+        )
     return isinstance(holder, HostedRun) and tell_end_of_dead_worker(
         holder.agentmesh.store(), instance, run.run_id
     )
